@@ -1,0 +1,1 @@
+"""Datasets: one file each, one decorator."""

@@ -1,0 +1,1 @@
+"""Parallel strategies: one file each, one decorator."""

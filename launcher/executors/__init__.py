@@ -1,0 +1,1 @@
+"""Where a plan runs. One file per place, four verbs each."""

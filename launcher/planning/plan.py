@@ -1,0 +1,151 @@
+"""The plan: every node, rank, variable, command and limit of a run, as a value.
+
+Made by `make.make_plan`, shown by `--dry-run`, the only thing an executor and an agent see, kept as plan.json.
+Standard library only, since the agent reads it on the node. No secret is ever in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+PLAN_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvVar:
+    """One environment variable of the workers, and where its value comes from."""
+
+    name: str
+    value: str
+    origin: str
+    """`recipe:network.nccl.DEBUG`, `--flag`, `environment`, `preset loopback`, `default`, `plan`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """One node: who it is and what it gives."""
+
+    index: int
+    """Node rank. Node 0 hosts the head agent and rank 0."""
+    host: str
+    address: str
+    """How the other nodes reach it."""
+    cpus: tuple[int, ...]
+    """CPUs its workers may use (affinity). Empty = all."""
+    gpus: tuple[int, ...]
+    """Device indices its workers use, one per local rank. Empty on CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPlan:
+    """What each rank runs."""
+
+    kind: str
+    """`job`: jobs.train; `script`: a file of the user's."""
+    module: str | None
+    """The module whose `main(argv)` is called (kind job)."""
+    script: str | None
+    """Absolute path of the file (kind script)."""
+    argv: tuple[str, ...]
+    """Arguments, unchanged."""
+    cwd: str
+    preload: tuple[str, ...] | None
+    """Modules imported once, before the workers are forked. None = each worker is a fresh interpreter."""
+    python: str
+    """The interpreter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Budgets and waits."""
+
+    max_restarts: int
+    grace_s: float
+    network_timeout_s: float
+    join_timeout_s: float
+    """How long the head agent waits for all nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A resolved value of the recipe and where it comes from, for --dry-run."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything an executor and an agent need to know."""
+
+    version: int = PLAN_VERSION
+    run_id: str
+    name: str
+    executor: str
+    run_dir: str
+    """Absolute."""
+    recipe_source: str | None
+    """Absolute path of the recipe, None for `launch script.py`."""
+    overrides: tuple[str, ...]
+    recipe: dict[str, Any]
+    """The resolved recipe, as a user would write it; `Recipe.model_validate` reads it back."""
+    values: tuple[Value, ...]
+    nodes: tuple[NodePlan, ...]
+    nproc_per_node: int
+    device: str
+    """cpu or cuda."""
+    device_reason: str
+    backend: str
+    """gloo or nccl."""
+    interface: str
+    """Network interface of the collectives."""
+    threads: int
+    """CPU threads per worker."""
+    master_port: int | None
+    """None = chosen on node 0, fresh for each attempt."""
+    worker: WorkerPlan
+    env: tuple[EnvVar, ...]
+    """Of every worker, sorted by name; ranks, addresses and LAUNCH_* are added per attempt by the agent."""
+    limits: Limits
+    resumable: bool
+    """Whether a restart can go on from a checkpoint. Where it cannot, nothing is restarted."""
+    agent_argv: tuple[str, ...]
+    """The command that starts all agents of a local run, or one agent with `--node K` in place of `--local`."""
+    torchrun: tuple[str, ...]
+    """The equivalent command of each node, to be run by hand."""
+    notes: tuple[str, ...]
+    """What a user should know: conflicts, values that were chosen and why."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all nodes."""
+        return len(self.nodes) * self.nproc_per_node
+
+    def to_json(self) -> str:
+        """The plan as text; `from_json` reads it back to an equal plan."""
+        return json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read a plan. Raises ValueError for another version."""
+        raw = json.loads(text)
+        if raw.get("version") != PLAN_VERSION:
+            raise ValueError(f"plan version {raw.get('version')} is not {PLAN_VERSION}, the one this launcher reads")
+        raw["nodes"] = tuple(
+            NodePlan(**{**node, "cpus": tuple(node["cpus"]), "gpus": tuple(node["gpus"])}) for node in raw["nodes"]
+        )
+        worker = raw["worker"]
+        preload = worker["preload"]
+        raw["worker"] = WorkerPlan(
+            **{**worker, "argv": tuple(worker["argv"]), "preload": None if preload is None else tuple(preload)}
+        )
+        raw["env"] = tuple(EnvVar(**variable) for variable in raw["env"])
+        raw["values"] = tuple(Value(**value) for value in raw["values"])
+        raw["limits"] = Limits(**raw["limits"])
+        for key in ("overrides", "agent_argv", "torchrun", "notes"):
+            raw[key] = tuple(raw[key])
+        return cls(**raw)

@@ -1,0 +1,1 @@
+"""What the user wrote: schema, loading, and every mistake with its place."""

@@ -1,0 +1,91 @@
+"""Durations and lengths as people write them, with units in code."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+_DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_LENGTH = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kM]?)\s*(steps?|epochs?)")
+_SCALE = {"": 1, "k": 1_000, "M": 1_000_000}
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A span of time: `90s`, `10m`, `1h 30m`."""
+
+    time_s: float
+    text: str
+
+    @classmethod
+    def parse(cls, value: object) -> Duration:
+        """Read `10m` or `1h30m`. Raises ValueError for a bare number, since its unit would be a guess."""
+        if isinstance(value, Duration):
+            return value
+        parts = list(_DURATION.finditer(value)) if isinstance(value, str) else []
+        if not parts or re.sub(r"\s", "", "".join(p.group() for p in parts)) != re.sub(r"\s", "", str(value)):
+            raise ValueError(f"{value!r} is not a duration; write a number and a unit, as in `30s`, `10m`, `2h`")
+        return cls(sum(float(p.group(1)) * _DURATION_S[p.group(2)] for p in parts), str(value))
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _text_schema(cls.parse)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "examples": ["30s", "10m", "1h30m"]}
+
+
+@dataclass(frozen=True)
+class Length:
+    """A length of training: `8 epochs`, `500 steps`, `10k steps`. A step is one optimizer update."""
+
+    count: float
+    unit: Literal["steps", "epochs"]
+    text: str
+
+    @classmethod
+    def parse(cls, value: object) -> Length:
+        """Read `8 epochs` or `10k steps`. Raises ValueError for a bare number, since its unit would be a guess."""
+        if isinstance(value, Length):
+            return value
+        match = _LENGTH.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"{value!r} is not a length; write a number and a unit, as in `500 steps`, `8 epochs`")
+        number, scale, unit = match.groups()
+        count = float(number.replace("_", "")) * _SCALE[scale]
+        if unit.startswith("step"):
+            if count != int(count):
+                raise ValueError(f"{value!r} is not a whole number of steps")
+            return cls(int(count), "steps", value.strip())
+        return cls(count, "epochs", value.strip())
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """The same length in optimizer steps, rounded up for part of an epoch."""
+        if self.unit == "steps":
+            return int(self.count)
+        return -int(-(self.count * steps_per_epoch) // 1)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _text_schema(cls.parse)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "examples": ["8 epochs", "500 steps", "10k steps"]}
+
+
+def _text_schema(parse: Any) -> CoreSchema:
+    return core_schema.no_info_plain_validator_function(parse, serialization=core_schema.to_string_ser_schema())
