@@ -1,0 +1,76 @@
+"""Where a plan runs: everything an executor has to be, and the table that finds one by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from launcher.errors import Problem, RecipeError
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
+    from launcher.runs.rundir import RunDir
+
+EXECUTORS = {"local": "launcher.executors.local:LocalExecutor"}
+"""Name of `--on` -> where its class is. Imported on use. A new executor is one file and one line here."""
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """A job in the words of its executor: `local:host:pid:start`. Printable, parsable."""
+
+    executor: str
+    ident: str
+
+    def __str__(self) -> str:
+        return f"{self.executor}:{self.ident}"
+
+    @classmethod
+    def parse(cls, text: str) -> JobRef:
+        """Read a printed reference. Raises ValueError for anything else."""
+        executor, separator, ident = text.partition(":")
+        if not separator or not ident:
+            raise ValueError(f"{text!r} is not a job reference such as local:host:1234:5678")
+        return cls(executor, ident)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What the place says about a job now."""
+
+    alive: bool | None
+    """None = it cannot be told from here."""
+    exit_code: int | None = None
+    """Known for a child of this process only; result.json is the truth."""
+    detail: str = ""
+
+
+class Executor(Protocol):
+    """A place where agents run."""
+
+    name: ClassVar[str]
+
+    def check(self, plan: Plan) -> Sequence[Problem]:
+        """Why this plan cannot run here. No side effects."""
+
+    def submit(self, plan: Plan, run: RunDir, *, attached: bool) -> JobRef:
+        """Start one agent per node and return at once. Attached: the run ends with this process."""
+
+    def observe(self, ref: JobRef) -> Observation:
+        """What the place says now. Never raises for an unknown job."""
+
+    def cancel(self, ref: JobRef, *, signum: int) -> bool:
+        """Pass a request to stop (TERM, INT or HUP) on; a second one ends the run at once. False: nothing to stop."""
+
+
+def get_executor(name: str) -> Executor:
+    """The executor of `--on NAME`. Raises RecipeError for an unknown one."""
+    if name not in EXECUTORS:
+        raise RecipeError(
+            [Problem(where="--on", message=f"{name!r} is not a place", hint=f"one of: {', '.join(EXECUTORS)}")]
+        )
+    module, _, attribute = EXECUTORS[name].partition(":")
+    executor: Executor = getattr(importlib.import_module(module), attribute)()
+    return executor
