@@ -1,0 +1,121 @@
+"""What one worker finds in its environment: torchrun's names, all of them, and ours. Standard library only.
+
+The agent calls `worker_env` at the start of each attempt; nothing else in the project spells these names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.planning.plan import Plan
+
+TORCHRUN_NAMES = frozenset(
+    {
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "OMP_NUM_THREADS",
+        "RANK",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "WORLD_SIZE",
+    }
+)
+"""Every name that torchrun (torch 2.13, two or more workers on a node) adds; a test compares it with a real one."""
+
+LAUNCH_NAMES = frozenset(
+    {
+        "LAUNCH_ATTEMPT",
+        "LAUNCH_CHECKPOINT_DIR",
+        "LAUNCH_NODE",
+        "LAUNCH_RUN_DIR",
+        "LAUNCH_RUN_ID",
+        "LAUNCH_STOP_FILE",
+    }
+)
+"""What a worker gets from us besides."""
+
+ROLE = "default"
+"""torchrun's role of all workers."""
+
+SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""torchrun's default for `--signals-to-handle`."""
+
+
+def worker_env(
+    plan: Plan,
+    *,
+    node: int,
+    local_rank: int,
+    attempt: int,
+    restarts: int,
+    master_addr: str,
+    master_port: int,
+    error_file: str,
+) -> dict[str, str]:
+    """The variables of one worker in one attempt, to be laid over the agent's own environment.
+
+    `attempt` counts from 1 over the whole run; `restarts` are those that were used up before this attempt and are
+    taken off the budget that the worker sees.
+    """
+    rank = node * plan.nproc_per_node + local_rank
+    return {
+        **{variable.name: variable.value for variable in plan.env},
+        **_device(plan, node),
+        **_tracking(plan, rank),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "GROUP_RANK": str(node),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": ROLE,
+        "WORLD_SIZE": str(plan.world_size),
+        "LOCAL_WORLD_SIZE": str(plan.nproc_per_node),
+        "GROUP_WORLD_SIZE": str(len(plan.nodes)),
+        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(attempt - 1 + max(0, plan.limits.max_restarts - restarts)),
+        "TORCHELASTIC_RUN_ID": plan.run_id,
+        # The store is made by rank 0 on MASTER_PORT; "True" would tell the workers that an agent's store is there.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS_TO_HANDLE,
+        "LAUNCH_RUN_ID": plan.run_id,
+        "LAUNCH_RUN_DIR": plan.run_dir,
+        "LAUNCH_CHECKPOINT_DIR": f"{plan.run_dir}/checkpoints",
+        "LAUNCH_STOP_FILE": f"{plan.run_dir}/stop",
+        "LAUNCH_ATTEMPT": str(attempt),
+        "LAUNCH_NODE": str(node),
+    }
+
+
+def _device(plan: Plan, node: int) -> dict[str, str]:
+    """All devices of the node: each rank picks its own by LOCAL_RANK, as under torchrun."""
+    if plan.device != "cuda":
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in plan.nodes[node].gpus)}
+
+
+def _tracking(plan: Plan, rank: int) -> dict[str, str]:
+    """One W&B run over all attempts, written by rank 0 alone."""
+    wandb: dict[str, Any] = plan.recipe["tracking"]["wandb"]
+    if rank != 0 or wandb["mode"] == "disabled":
+        return {"WANDB_MODE": "disabled"}
+    return {
+        "WANDB_RUN_ID": plan.run_id,
+        "WANDB_RESUME": "allow",
+        "WANDB_DIR": plan.run_dir,
+        "WANDB_RUN_GROUP": plan.run_id,
+    }
