@@ -1,0 +1,154 @@
+"""A run directory is made here, once, and gets a new plan when a person resumes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import launcher
+from launcher.errors import Problem, Refused
+from launcher.runs.events import EventWriter
+from launcher.runs.find import state_folder, write_pointer
+from launcher.runs.rundir import RunDir
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from launcher.planning.facts import Facts
+    from launcher.planning.plan import Plan
+
+_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"  # without i, l, o, 0, 1: an id is read aloud and typed again
+_DIST_INFO = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)\.dist-info")
+_DIFF_LIMIT_BYTES = 1_000_000
+_GIT_TIMEOUT_S = 5.0
+
+
+def new_run_id(name: str, *, now: datetime, random: Random) -> str:
+    """A run id such as `mnist-ddp-1130-0214-k7qz`: the name, month-day, hour-minute, and four random characters."""
+    safe = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "run"
+    return f"{safe}-{now:%m%d-%H%M}-{''.join(random.choice(_ALPHABET) for _ in range(4))}"
+
+
+def create(
+    plan: Plan, *, recipe_text: str | None, resolved: Mapping[str, Any], command: Sequence[str], facts: Facts
+) -> RunDir:
+    """Make the run directory of a plan, and the pointer that finds it from anywhere.
+
+    Raises Refused where a folder cannot be written; nothing is left behind then.
+    """
+    state_folder()  # first, so that a home which cannot be written is found before anything exists
+    run = RunDir(Path(plan.run_dir))
+    _make_folder(run)
+    if recipe_text is not None:
+        run.recipe.write_text(recipe_text, encoding="utf-8")
+    run.resolved.write_text(_yaml(resolved), encoding="utf-8")
+    run.plan.write_text(plan.to_json(), encoding="utf-8")
+    _write_token(run.token)
+    (run.path / "logs").mkdir()
+    record = launch_record(plan, command=command, facts=facts)
+    run.launch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    record_event(run, "created", command=list(command), user=facts.user, host=facts.hostname)
+    write_pointer(run)
+    return run
+
+
+def update_plan(run: RunDir, plan: Plan, *, resolved: Mapping[str, Any]) -> None:
+    """Give a run that has ended a new plan. The old one stays as `plan-<k>.json`, its result as `result-<k>.json`."""
+    number = next_number(run)
+    for path in (run.plan, run.resolved, run.result):
+        if path.exists():
+            path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+    run.resolved.write_text(_yaml(resolved), encoding="utf-8")
+    run.plan.write_text(plan.to_json(), encoding="utf-8")
+    run.stop_file.unlink(missing_ok=True)
+
+
+def next_number(run: RunDir) -> int:
+    """The k of the next `plan-<k>.json`: 1 for the plan of the first launch."""
+    return 1 + len(list(run.path.glob("plan-*.json")))
+
+
+def record_event(run: RunDir, event: str, **fields: Any) -> None:
+    """Write one event of the command line: each call has a file of its own, so that no two writers share one."""
+    writer = EventWriter(run.path, f"launch-{time.time_ns() // 1_000_000}-{os.getpid()}")
+    try:
+        writer.write(event, **fields)
+    finally:
+        writer.close()
+
+
+def launch_record(plan: Plan, *, command: Sequence[str], facts: Facts) -> dict[str, Any]:
+    """Who launched what, where and with which versions: the content of launch.json."""
+    return {
+        "run_id": plan.run_id,
+        "time": round(time.time(), 3),
+        "user": facts.user,
+        "host": facts.hostname,
+        "cwd": facts.cwd,
+        "pid": os.getpid(),
+        "command": list(command),
+        "python": {"executable": facts.python, "version": facts.python_version},
+        "platform": platform.platform(),
+        "versions": {"launcher": launcher.__version__, "torch": facts.torch_version},
+        "git": {**facts.git, **(_git_diff(facts.cwd) if facts.git.get("dirty") else {})},
+        "packages": installed_packages(sys.path),
+    }
+
+
+def installed_packages(folders: Iterable[str]) -> dict[str, str]:
+    """Name -> version, from the names of the `.dist-info` folders; reading their contents takes ten times longer."""
+    found: dict[str, str] = {}
+    for folder in map(Path, folders):
+        names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - names are all that is needed
+        for match in filter(None, map(_DIST_INFO.fullmatch, names)):
+            found.setdefault(match["name"].replace("_", "-").lower(), match["version"])
+    return dict(sorted(found.items()))
+
+
+def _make_folder(run: RunDir) -> None:
+    try:
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        run.path.mkdir()
+    except OSError as error:
+        problem = Problem(
+            where=str(run.path),
+            message=f"the run directory cannot be made: {error.strerror}",
+            hint="another place for runs: --runs-dir DIR, or LAUNCH_RUNS",
+        )
+        raise Refused([problem]) from error
+
+
+def _write_token(path: Path) -> None:
+    # The mode is given at creation: the secret is at no moment readable by others.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+
+
+def _yaml(resolved: Mapping[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True))
+
+
+def _git_diff(cwd: str) -> dict[str, Any]:
+    """The changes of the working tree against the last commit, cut at 1 MB, or the reason why they are not there."""
+    command = ["git", "-C", cwd, "diff", "HEAD", "--no-ext-diff", "--no-color"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"diff": None, "diff_missing": str(error)}
+    if done.returncode:
+        return {"diff": None, "diff_missing": done.stderr.decode(errors="replace").strip()}
+    text = done.stdout[:_DIFF_LIMIT_BYTES].decode(errors="replace")
+    return {"diff": text, "diff_truncated": len(done.stdout) > _DIFF_LIMIT_BYTES}

@@ -1,0 +1,71 @@
+"""Events: who, when, what, cause. Append-only JSON lines, one writer per file, so nothing is ever locked.
+
+launch-<time>-<pid>, the command line:
+    created {command, user, host} · resumed {overrides} · submitted {ref} · cancel_requested {host, user}
+supervisor-<pid>:
+    supervisor_started {pid, host} · agent_lost {node, pid, status} · supervisor_ended {exit_code}
+node-<k>, the agent of a node:
+    agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus} ·
+    worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error}
+head, the head agent:
+    node_joined {node} · waiting {missing, waited_s} · attempt_started {attempt, master_addr, master_port, world_size} ·
+    failure {attempt, node, rank, cause, exit_code, message, log} · attempt_ended {attempt, cause} ·
+    restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
+    finished {state, cause, exit_code}
+worker, rank 0:
+    training_started {attempt, step, resumed_from, total_steps, steps_per_epoch} ·
+    checkpoint_saved {attempt, step, path, time_s, size_bytes, best} ·
+    summary {attempt, step, samples_seen, world_size, weights_sha256, metrics, time: {train_s, eval_s, save_s},
+             samples_per_s, checkpoint} ·
+    tracking {attempt, wandb: {mode, id, dir, sync}}
+
+Every line also has `time` (seconds since the epoch, of its writer), `event` and `writer`.
+Standard library only: agents and workers write events too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+class EventWriter:
+    """Appends events to one file. Each is a single write of one whole line, so a reader never sees half of one."""
+
+    def __init__(self, run_dir: Path, writer: str) -> None:
+        self.writer = writer
+        folder = run_dir / "events"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(folder / f"{writer}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(self, event: str, **fields: Any) -> Event:
+        """Append one event and return it."""
+        line: Event = {"time": round(time.time(), 4), "writer": self.writer, "event": event, **fields}
+        os.write(self._fd, (json.dumps(line, ensure_ascii=False) + "\n").encode())
+        return line
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def read_events(run_dir: Path) -> list[Event]:
+    """All events of a run, in the order of their times (each writer's own order is kept)."""
+    events = [event for path in sorted((run_dir / "events").glob("*.jsonl")) for event in read_lines(path)]
+    return sorted(events, key=lambda event: float(event.get("time", 0.0)))
+
+
+def read_lines(path: Path) -> Iterator[Event]:
+    """The JSON objects of a file of JSON lines; an unfinished last line is left out."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)

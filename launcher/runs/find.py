@@ -1,0 +1,139 @@
+"""Runs are found from any directory: one small pointer file per run lies in the user's state folder.
+
+A pointer's name begins with the time, so that the newest are known without opening one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from launcher.errors import Problem, RecipeError, Refused
+from launcher.runs.rundir import RunDir
+
+_STAMP = "%Y%m%dT%H%M%S.%f"
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Where a run was made, and when. The name is read at once, the place when it is asked for."""
+
+    file: Path
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run, from the file's name."""
+        return self.file.name.partition("_")[2].removesuffix(".json")
+
+    @property
+    def created_s(self) -> float:
+        """When the run was made, in seconds since the epoch, from the file's name."""
+        stamp = datetime.strptime(self.file.name.partition("_")[0], _STAMP)
+        return stamp.replace(tzinfo=UTC).timestamp()
+
+    @property
+    def run(self) -> RunDir:
+        """The place of the run. It may be gone."""
+        return RunDir(Path(json.loads(self.file.read_text(encoding="utf-8"))["run_dir"]))
+
+    @property
+    def gone(self) -> bool:
+        """Whether the run directory was moved or deleted."""
+        return not self.run.plan.is_file()
+
+
+def state_root() -> Path:
+    """The launcher's folder of the user: $XDG_STATE_HOME/launcher, by default ~/.local/state/launcher."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG specification: a relative path is invalid and to be ignored.
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "launcher"
+
+
+def state_folder() -> Path:
+    """The folder of the pointers, made when missing. Raises Refused where that is not possible."""
+    folder = state_root() / "runs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = Problem(
+            where=str(folder),
+            message=f"the list of your runs cannot be kept here: {error.strerror}",
+            hint="set XDG_STATE_HOME to a folder that can be written",
+        )
+        raise Refused([problem]) from error
+    return folder
+
+
+def write_pointer(run: RunDir) -> None:
+    """Make a run known to `launch ls` and to every `RUN` argument."""
+    path = state_folder() / f"{datetime.now(UTC).strftime(_STAMP)}_{run.run_id}.json"
+    path.write_text(json.dumps({"run_id": run.run_id, "run_dir": str(run.path)}) + "\n", encoding="utf-8")
+
+
+def all_runs() -> list[Pointer]:
+    """The pointers of all runs, newest first. None of them is opened."""
+    folder = state_root() / "runs"
+    names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - ten thousand names, no Path for each
+    return [Pointer(folder / name) for name in sorted(names, reverse=True) if name.endswith(".json") and "_" in name]
+
+
+def find_run(text: str) -> RunDir:
+    """The run that a user means by its id, a unique prefix, its last four characters, a path, or `last`.
+
+    `last` is the newest run that is still there. Raises RecipeError, with candidates, when it is not exactly one.
+    """
+    path = Path(text).expanduser()
+    if (path / "plan.json").is_file():
+        return RunDir(path.resolve())
+    if os.sep in text:
+        raise _problem(text, "there is no run directory here (no plan.json)", "`launch ls` lists your runs")
+    pointers = all_runs()
+    if text == "last":
+        return _newest(pointers)
+    return _present(text, _unique(text, pointers))
+
+
+def matching(text: str, pointers: Sequence[Pointer]) -> list[Pointer]:
+    """The runs that a text may mean: the one of that id, else those it is a prefix or the last four characters of."""
+    exact = [pointer for pointer in pointers if pointer.run_id == text]
+    if exact or not text:
+        return exact
+    return [
+        pointer
+        for pointer in pointers
+        if pointer.run_id.startswith(text) or (len(text) == 4 and pointer.run_id.endswith(text))
+    ]
+
+
+def _unique(text: str, pointers: Sequence[Pointer]) -> Pointer:
+    found = matching(text, pointers)
+    if not found:
+        newest = ", ".join(pointer.run_id for pointer in pointers[:3])
+        raise _problem(text, "no run has this id, prefix or last four characters", newest and f"the newest: {newest}")
+    if len(found) > 1:
+        names = [pointer.run_id for pointer in found[:_SHOWN]] + ["..."] * (len(found) > _SHOWN)
+        raise _problem(text, f"{len(found)} runs match", f"one of: {', '.join(names)}")
+    return found[0]
+
+
+def _newest(pointers: Sequence[Pointer]) -> RunDir:
+    for pointer in pointers:
+        if not pointer.gone:
+            return pointer.run
+    raise _problem("last", "there is no run yet" if not pointers else "none of your runs is still in its place", "")
+
+
+def _present(text: str, pointer: Pointer) -> RunDir:
+    if pointer.gone:
+        message = f"run {pointer.run_id} is gone from {pointer.run.path} (moved or deleted)"
+        raise _problem(text, message, "if it was moved, give its path in place of its id")
+    return pointer.run
+
+
+def _problem(where: str, message: str, hint: str) -> RecipeError:
+    return RecipeError([Problem(where=where, message=message, hint=hint)])

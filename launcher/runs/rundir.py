@@ -1,0 +1,77 @@
+"""The run directory: the names of everything in it. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run. Nothing else in the project spells them."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The folder's name is the run id."""
+        return self.path.name
+
+    @property
+    def plan(self) -> Path:
+        """The plan of the newest launch or resume."""
+        return self.path / "plan.json"
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as the user wrote it."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        """The recipe as it was understood."""
+        return self.path / "resolved.yaml"
+
+    @property
+    def launch(self) -> Path:
+        """Who, where, command, versions, git state."""
+        return self.path / "launch.json"
+
+    @property
+    def token(self) -> Path:
+        """Secret of the agents' channel, mode 0600."""
+        return self.path / "token"
+
+    @property
+    def events(self) -> Path:
+        """One file per writer."""
+        return self.path / "events"
+
+    @property
+    def console(self) -> Path:
+        """What a person watching the run sees: rank 0, and errors of all, each line with `node:rank`."""
+        return self.path / "logs" / "console.log"
+
+    @property
+    def metrics(self) -> Path:
+        """Written by rank 0 of the built-in job."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The same in every attempt; LAUNCH_CHECKPOINT_DIR."""
+        return self.path / "checkpoints"
+
+    @property
+    def result(self) -> Path:
+        """Written once, by the head agent."""
+        return self.path / "result.json"
+
+    @property
+    def stop_file(self) -> Path:
+        """Exists from the moment a stop is requested; LAUNCH_STOP_FILE."""
+        return self.path / "stop"
+
+    def log(self, *, attempt: int, node: int, rank: int) -> Path:
+        """The output of one rank in one attempt: both streams, whole lines."""
+        return self.path / "logs" / f"attempt-{attempt}" / f"node-{node}" / f"rank-{rank}.log"

@@ -1,0 +1,90 @@
+"""States and causes of a run, as tables. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RESTARTING = "RESTARTING"
+    REQUEUED = "REQUEUED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    PREEMPTED = "PREEMPTED"
+    TIMED_OUT = "TIMED_OUT"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run goes on only if a person resumes it."""
+        return self in FINAL
+
+
+FINAL = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED, RunState.PREEMPTED, RunState.TIMED_OUT})
+
+
+class Cause(StrEnum):
+    """Why an attempt or a run ended."""
+
+    DONE = "done"
+    WORKER_ERROR = "worker_error"
+    SIGNAL = "signal"
+    USAGE = "usage"
+    OOM = "oom"
+    PEER_LOST = "peer_lost"
+    NODE_LOST = "node_lost"
+    RENDEZVOUS = "rendezvous"
+    CANCELLED = "cancelled"
+    LAUNCHER_LOST = "launcher_lost"
+    NAN = "nan"
+    REFUSED = "refused"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What a cause means."""
+
+    retry: bool
+    """Whether a restart may help."""
+    sentence: str
+    hint: str = ""
+
+
+POLICIES: dict[Cause, Policy] = {
+    Cause.DONE: Policy(retry=False, sentence="finished"),
+    Cause.WORKER_ERROR: Policy(retry=True, sentence="a worker raised an error"),
+    Cause.SIGNAL: Policy(retry=True, sentence="a worker was killed by a signal"),
+    Cause.USAGE: Policy(retry=False, sentence="a worker cannot run as written (import, syntax or usage error)"),
+    Cause.OOM: Policy(retry=False, sentence="out of memory", hint="a smaller micro-batch, or train.accumulate"),
+    Cause.PEER_LOST: Policy(retry=True, sentence="a worker lost its peer"),
+    Cause.NODE_LOST: Policy(retry=True, sentence="a node was lost"),
+    Cause.RENDEZVOUS: Policy(retry=False, sentence="the nodes did not come together"),
+    Cause.CANCELLED: Policy(retry=False, sentence="stopped on request"),
+    Cause.LAUNCHER_LOST: Policy(retry=False, sentence="the launcher was killed"),
+    Cause.NAN: Policy(retry=False, sentence="the loss is not a finite number", hint="a lower learning rate"),
+    Cause.REFUSED: Policy(retry=False, sentence="refused"),
+    Cause.INTERNAL: Policy(retry=False, sentence="a fault of the launcher"),
+}
+
+_ENDS = FINAL | {RunState.UNKNOWN}
+
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    RunState.UNKNOWN: frozenset(RunState) - {RunState.UNKNOWN},
+    RunState.SUBMITTED: frozenset({RunState.PENDING, RunState.STARTING, RunState.RUNNING, RunState.RESTARTING}) | _ENDS,
+    RunState.PENDING: frozenset({RunState.STARTING, RunState.RUNNING, RunState.RESTARTING}) | _ENDS,
+    RunState.STARTING: frozenset({RunState.RUNNING, RunState.RESTARTING, RunState.REQUEUED}) | _ENDS,
+    RunState.RUNNING: frozenset({RunState.RESTARTING, RunState.REQUEUED}) | _ENDS,
+    RunState.RESTARTING: frozenset({RunState.RUNNING, RunState.REQUEUED}) | _ENDS,
+    RunState.REQUEUED: frozenset({RunState.PENDING, RunState.STARTING, RunState.RUNNING}) | _ENDS,
+    **{state: frozenset({RunState.SUBMITTED}) for state in FINAL},
+}
+"""Where a run may go from a state. Out of a final one only a person leads, by `launch resume`."""
