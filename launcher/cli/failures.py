@@ -1,0 +1,63 @@
+"""What a user sees when a command does not work. Never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from launcher.errors import ExitCode, LaunchError, Problem
+
+
+def guarded(command: Callable[[], Any], arguments: Sequence[str]) -> int:
+    """Call a command and return its exit code, with every failure printed as a user can read it."""
+    as_json = "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
+    try:
+        return int(command() or 0)
+    except LaunchError as error:
+        return show_problems(error.problems, error.exit_code, as_json=as_json)
+    except click.ClickException as error:
+        problem = Problem(where="launch", message=error.format_message(), hint="`launch --help` shows the usage")
+        return show_problems([problem], ExitCode.USAGE, as_json=as_json)
+    except (KeyboardInterrupt, click.Abort):
+        print("interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe has gone (`launch ls | head`). Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except Exception as error:  # noqa: BLE001 - the last resort: a user gets a sentence and a file, not a traceback
+        return show_problems([_fault(error)], ExitCode.INTERNAL, as_json=as_json)
+
+
+def show_problems(problems: Sequence[Problem], exit_code: ExitCode, *, as_json: bool) -> int:
+    """Print problems on standard error, and on request as one JSON line on standard output. Returns the exit code."""
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if as_json:
+        listed = [{"where": each.where, "message": each.message, "hint": each.hint} for each in problems]
+        print(json.dumps({"error": {"exit_code": int(exit_code), "problems": listed}}, ensure_ascii=False))
+    return int(exit_code)
+
+
+def _fault(error: Exception) -> Problem:
+    import time
+    import traceback
+
+    from launcher.runs.find import state_root
+
+    text = "".join(traceback.format_exception(error))
+    path = state_root() / "faults" / f"{time.time_ns()}-{os.getpid()}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        hint = f"the traceback is in {path}; please report it"
+    except OSError as second:
+        hint = f"its traceback could not be written to {path} ({second.strerror})"
+    return Problem(
+        where="launch", message=f"this is a fault of the launcher: {type(error).__name__}: {error}", hint=hint
+    )

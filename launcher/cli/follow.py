@@ -1,0 +1,77 @@
+"""Staying with a run in the foreground: its output, requests to stop, the final words, the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.screen import Screen, status_line
+from launcher.cli.summary import final_block
+from launcher.errors import ExitCode
+from launcher.executors.base import Executor, JobRef
+from launcher.runs.events import read_events
+from launcher.runs.fold import RunRecord, fold
+from launcher.runs.follow import Tail
+from launcher.runs.load import last_metrics, read_record, read_result
+
+if TYPE_CHECKING:
+    from launcher.cli.signals import SignalInbox
+    from launcher.planning.plan import Plan
+    from launcher.runs.rundir import RunDir
+
+_POLL_S = 0.05
+
+
+def follow(
+    executor: Executor, ref: JobRef, plan: Plan, run: RunDir, inbox: SignalInbox, *, as_json: bool = False
+) -> int:
+    """Show a run until it has ended, pass requests to stop on, and return its exit code."""
+    watch(executor, ref, plan, run, inbox)
+    record = read_record(run, lambda _: False)
+    result = read_result(run)
+    exit_code = int(ExitCode.INTERNAL if result is None else result["exit_code"])
+    if as_json:
+        fields = {"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref)}
+        text = json.dumps({**fields, "state": record.state, "exit_code": exit_code}, ensure_ascii=False) + "\n"
+    else:
+        text = final_block(record, result, plan, cwd=Path.cwd()) + "\n"
+    Screen().lines(text.encode())
+    return exit_code
+
+
+def watch(executor: Executor, ref: JobRef, plan: Plan, run: RunDir, inbox: SignalInbox) -> None:
+    """Copy the console log to the terminal until the job is gone."""
+    screen, console, asked = Screen(), Tail(run.console), 0
+    while True:
+        gone = executor.observe(ref).alive is False
+        # Read after the question, so that the last words of a job that is gone are all here.
+        screen.lines(console.drain() if gone else console.read())
+        if gone:
+            break
+        if screen.wants_status:
+            screen.status(_status(run))
+        for signum in inbox.wait(_POLL_S):
+            asked += 1
+            screen.clear()
+            print(stop_message(plan, asked), file=sys.stderr, flush=True)
+            executor.cancel(ref, signum=signum)
+    console.close()
+    screen.clear()
+
+
+def stop_message(plan: Plan, asked: int) -> str:
+    """What a user is told when a request to stop is passed on."""
+    if asked > 1:
+        return "ending at once"
+    what = "saving a checkpoint" if plan.resumable else "the workers are asked to end"
+    return f"stopping: {what} (again to end at once)"
+
+
+def _status(run: RunDir) -> str:
+    record: RunRecord = fold(read_events(run.path), True, None, run_id=run.run_id)
+    if record.waiting is not None:
+        missing = ", ".join(map(str, record.waiting.get("missing", ())))
+        return f"{run.run_id}  waiting for node {missing}, {record.waiting.get('waited_s', 0):.0f} s"
+    return status_line(run.run_id, last_metrics(run.metrics), record.total_steps, record.state)

@@ -1,0 +1,98 @@
+"""`launch logs RUN`: the console of a run, or the output of chosen ranks."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from launcher.runs.rundir import RunDir
+
+_LOG = re.compile(r"attempt-(?P<attempt>\d+)/node-(?P<node>\d+)/rank-(?P<rank>\d+)\.log")
+_POLL_S = 0.1
+_CHUNK_BYTES = 1 << 20
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="The output of this rank.")
+@click.option("--node", type=click.IntRange(min=0), metavar="K", help="The ranks of this node.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="A", help="Of this attempt; default: the newest.")
+def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: int | None) -> None:
+    """Output of RUN: rank 0 and the errors of all, or the whole output of chosen ranks."""
+    from launcher.runs.find import find_run
+
+    found = find_run(run)
+
+    def chosen() -> list[Path]:
+        if rank is node is attempt is None:
+            return [found.console] if found.console.exists() else []
+        return select_logs(found, rank=rank, node=node, attempt=attempt)
+
+    if follow:
+        _follow(chosen, found)
+    else:
+        _show(found, chosen())
+
+
+def select_logs(run: RunDir, *, rank: int | None, node: int | None, attempt: int | None) -> list[Path]:
+    """The logs of the ranks that are asked for, by rank. Without an attempt: of the newest that has one of them."""
+    logs = [
+        (int(match["attempt"]), int(match["rank"]), path)
+        for path in (run.path / "logs").glob("attempt-*/node-*/rank-*.log")
+        if (match := _LOG.search(path.as_posix()))
+        and (rank is None or int(match["rank"]) == rank)
+        and (node is None or int(match["node"]) == node)
+    ]
+    wanted = attempt if attempt is not None else max((each for each, _, _ in logs), default=None)
+    return [path for each, _, path in sorted(logs) if each == wanted]
+
+
+def _show(run: RunDir, paths: Sequence[Path]) -> None:
+    from launcher.errors import Problem, RecipeError
+
+    if not paths:
+        there = sorted(str(path.relative_to(run.path)) for path in (run.path / "logs").rglob("*.log"))
+        hint = f"there is: {', '.join(there[:12])}" if there else "the run has written nothing yet; -f waits for it"
+        raise RecipeError([Problem(where=run.run_id, message="there is no such output", hint=hint)])
+    for path in paths:
+        _head(path, run, alone=len(paths) == 1)
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+
+
+def _follow(chosen: Callable[[], list[Path]], run: RunDir) -> None:
+    """Show what is added to the chosen logs, those of later attempts too, until the run has ended."""
+    from launcher.cli.runs import job_alive
+    from launcher.runs.follow import Tail
+    from launcher.runs.load import read_record
+
+    tails: dict[Path, Tail] = {}
+    shown: Path | None = None
+    while True:
+        ended = read_record(run, job_alive).state.is_final
+        for path in chosen():
+            tail = tails.setdefault(path, Tail(path))
+            if text := tail.drain() if ended else tail.read():
+                if path != shown:
+                    _head(path, run, alone=shown is None)
+                    shown = path
+                sys.stdout.buffer.write(text)
+                sys.stdout.buffer.flush()
+        if ended:
+            return
+        time.sleep(_POLL_S)
+
+
+def _head(path: Path, run: RunDir, *, alone: bool) -> None:
+    if not alone:
+        sys.stdout.buffer.write(f"==> {path.relative_to(run.path)} <==\n".encode())

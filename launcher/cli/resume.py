@@ -1,0 +1,88 @@
+"""`launch resume RUN`: a person goes on with a run that has ended, under the same id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
+    from launcher.runs.fold import RunRecord
+    from launcher.runs.rundir import RunDir
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes.")
+@click.option("--detach/--follow", default=None, help="Return at once, or stay and show the output (default).")
+@click.option("--json", "as_json", is_flag=True, help="The last line of the output is one JSON object.")
+def resume(run: str, overrides: tuple[str, ...], nodes: int | None, detach: bool | None, as_json: bool) -> int:
+    """Go on with RUN from its newest checkpoint; `train.until` is the total length."""
+    from launcher.cli.run import refuse, show_json, submit
+    from launcher.cli.runs import job_alive
+    from launcher.cli.signals import SignalInbox
+    from launcher.executors.base import get_executor
+    from launcher.runs.create import record_event, update_plan
+    from launcher.runs.find import find_run
+    from launcher.runs.load import read_plan, read_record
+
+    found = find_run(run)
+    record = read_record(found, job_alive)
+    check_ended(record)
+    old = read_plan(found)
+    plan = _new_plan(found, old, overrides, nodes)
+    if already_complete(record, plan.recipe):
+        if as_json:
+            show_json({"run_id": found.run_id, "run_dir": str(found.path), "state": record.state, "exit_code": 0})
+        else:
+            print(f"{found.run_id} is already complete" + (f" at step {record.step}" if record.step else ""))
+        return 0
+    executor = get_executor(plan.executor)
+    refuse(executor, plan)
+    with SignalInbox() as inbox:
+        update_plan(found, plan, resolved=plan.recipe)
+        record_event(found, "resumed", overrides=list(overrides))
+        return submit(plan, found, executor, inbox, detach=bool(detach), as_json=as_json)
+
+
+def check_ended(record: RunRecord) -> None:
+    """Raise Refused for a run that is alive, or may be: two of the same id would write to one directory."""
+    from launcher.errors import Problem, Refused
+    from launcher.runs.states import RunState
+
+    if record.state.is_final or record.ref is None:
+        return
+    if record.state is RunState.UNKNOWN:
+        raise Refused([Problem(where=record.run_id, message=f"it may still be alive: {record.sentence}")])
+    hint = f"launch cancel {record.run_id}, then resume it"
+    raise Refused([Problem(where=record.run_id, message=f"it is alive ({record.state})", hint=hint)])
+
+
+def already_complete(record: RunRecord, recipe: Mapping[str, Any]) -> bool:
+    """Whether a run that succeeded has nothing left to do: `train.until` is a total, not an addition."""
+    from launcher.recipe.units import Length
+    from launcher.runs.states import RunState
+
+    if record.state is not RunState.SUCCEEDED:
+        return False
+    until = (recipe.get("train") or {}).get("until")
+    if until is None or record.step is None:
+        return True
+    length = Length.parse(until)
+    if length.unit == "epochs" and record.steps_per_epoch is None:
+        return True
+    return length.steps(record.steps_per_epoch or 1) <= record.step
+
+
+def _new_plan(run: RunDir, old: Plan, overrides: tuple[str, ...], nodes: int | None) -> Plan:
+    from launcher.planning.facts import gather_facts
+    from launcher.planning.make import make_plan
+    from launcher.recipe.loader import load_recipe
+
+    loaded = load_recipe(run.resolved, overrides, flags={} if nodes is None else {"--nodes": nodes})
+    root = Path(old.run_dir).parent
+    return make_plan(loaded, gather_facts(), run_id=run.run_id, runs_dir=root, executor=old.executor)

@@ -1,0 +1,134 @@
+"""The road of `launch RECIPE`: load, probe, plan, check, create, submit, follow."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.follow import follow
+from launcher.cli.signals import SignalInbox
+from launcher.errors import Problem, Refused
+from launcher.executors.base import Executor, get_executor
+from launcher.runs.create import create, new_run_id, record_event
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts
+    from launcher.planning.plan import Plan
+    from launcher.recipe.loader import LoadedRecipe
+    from launcher.runs.rundir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """The command line of a launch, as typed."""
+
+    target: str
+    overrides: tuple[str, ...] = ()
+    script_args: tuple[str, ...] = ()
+    nodes: int | None = None
+    nproc_per_node: int | None = None
+    where: str | None = None
+    name: str | None = None
+    dry_run: bool = False
+    detach: bool | None = None
+    runs_dir: str | None = None
+    as_json: bool = False
+    verbose: bool = False
+
+
+def launch_target(options: LaunchOptions) -> int:
+    """Start a recipe or a script, or show its plan. Returns the exit code."""
+    from launcher.planning.facts import gather_facts
+    from launcher.planning.make import make_plan
+
+    loaded = load_target(options)
+    facts = gather_facts()
+    executor = get_executor(choose_place(options.where, facts))
+    plan = make_plan(
+        loaded,
+        facts,
+        run_id=new_run_id(loaded.recipe.name, now=datetime.now(), random=SystemRandom()),
+        runs_dir=runs_root(options.runs_dir, loaded.recipe.runs_dir, os.environ),
+        executor=executor.name,
+    )
+    refuse(executor, plan)
+    if options.dry_run:
+        return show_plan(plan, as_json=options.as_json, verbose=options.verbose)
+    with SignalInbox() as inbox:
+        run = create(plan, recipe_text=loaded.text, resolved=plan.recipe, command=sys.argv, facts=facts)
+        return submit(plan, run, executor, inbox, detach=bool(options.detach), as_json=options.as_json)
+
+
+def load_target(options: LaunchOptions) -> LoadedRecipe:
+    """Read the recipe, or make the recipe of a script. Raises RecipeError."""
+    from launcher.recipe.loader import load_recipe, script_recipe
+
+    flags = {
+        key: value
+        for key, value in (
+            ("--nodes", options.nodes),
+            ("--nproc-per-node", options.nproc_per_node),
+            ("--name", options.name),
+        )
+        if value is not None
+    }
+    if Path(options.target).suffix == ".py":
+        return script_recipe(Path(options.target), options.script_args, options.overrides, flags=flags)
+    return load_recipe(Path(options.target), options.overrides, flags=flags)
+
+
+def choose_place(where: str | None, facts: Facts) -> str:
+    """The executor of `--on`. Raises Refused where a cluster is configured and nobody said where to run."""
+    if where is None and facts.slurm_configured:
+        message = "SLURM is configured on this machine, so where to run has to be said"
+        raise Refused([Problem(where="--on", message=message, hint="add --on local to run on this machine")])
+    return where or "local"
+
+
+def runs_root(flag: str | None, recipe: str | None, environment: Mapping[str, str]) -> Path:
+    """Where run directories are made, absolute: --runs-dir, else LAUNCH_RUNS, else the recipe's, else ./runs."""
+    return Path(flag or environment.get("LAUNCH_RUNS") or recipe or "runs").expanduser().absolute()
+
+
+def refuse(executor: Executor, plan: Plan) -> None:
+    """Raise Refused with every reason why a plan cannot run in its place."""
+    if problems := executor.check(plan):
+        raise Refused(problems)
+
+
+def show_plan(plan: Plan, *, as_json: bool, verbose: bool) -> int:
+    """Print a plan, for people or for programs."""
+    from launcher.planning.render import render_plan
+
+    print(plan.to_json() if as_json else render_plan(plan, verbose=verbose), end="" if as_json else "\n")
+    return 0
+
+
+def submit(plan: Plan, run: RunDir, executor: Executor, inbox: SignalInbox, *, detach: bool, as_json: bool) -> int:
+    """Start the agents of a plan, then stay with them or return. Returns the exit code."""
+    ref = executor.submit(plan, run, attached=not detach)
+    record_event(run, "submitted", ref=str(ref))
+    if not detach:
+        return follow(executor, ref, plan, run, inbox, as_json=as_json)
+    if as_json:
+        show_json({"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref)})
+    else:
+        print(submitted_text(run.run_id))
+    return 0
+
+
+def submitted_text(run_id: str) -> str:
+    """What a user may want to do after a launch that returned at once."""
+    return f"{run_id}\nNext   launch status last      launch logs last -f      launch cancel last"
+
+
+def show_json(fields: Mapping[str, Any]) -> None:
+    """Print one JSON object on one line."""
+    print(json.dumps(fields, ensure_ascii=False), flush=True)

@@ -1,0 +1,79 @@
+"""The terminal of a run that is followed: its output, and on a terminal one live line below it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+_REFRESH_S = 0.25
+_CLEAR = b"\r\x1b[2K"
+
+
+class Screen:
+    """Writes whole lines to standard output. The status line is drawn on a terminal only, with nothing but ANSI."""
+
+    def __init__(self) -> None:
+        sys.stdout.flush()
+        self._descriptor = sys.stdout.fileno()
+        self.live = os.isatty(self._descriptor) and os.environ.get("TERM", "dumb") != "dumb"
+        self._drawn = b""
+        self._drawn_s = 0.0
+        self._broken = False
+
+    @property
+    def wants_status(self) -> bool:
+        """Whether it is time for a new status line."""
+        return self.live and time.monotonic() - self._drawn_s >= _REFRESH_S
+
+    def lines(self, text: bytes) -> None:
+        """Write lines, above the status line."""
+        if text:
+            self._write((_CLEAR if self._drawn else b"") + text + self._drawn)
+
+    def status(self, text: str) -> None:
+        """Replace the status line, cut to the width of the terminal."""
+        self._drawn_s = time.monotonic()
+        line = text[: max(0, os.get_terminal_size(self._descriptor).columns - 1)].encode()
+        if line != self._drawn:
+            self._write(_CLEAR + line)
+            self._drawn = line
+
+    def clear(self) -> None:
+        """Take the status line away."""
+        if self._drawn:
+            self._write(_CLEAR)
+            self._drawn = b""
+
+    def _write(self, text: bytes) -> None:
+        # A closed pipe or terminal (`| head`, a lost ssh connection) must not end the run: its files have everything.
+        while text and not self._broken:
+            try:
+                text = text[os.write(self._descriptor, text) :]
+            except OSError:
+                self._broken = True
+
+
+def status_line(run_id: str, metrics: Mapping[str, Any] | None, total_steps: int | None, state: str) -> str:
+    """The live line: `mnist-ddp-1130-0214-k7qz  RUNNING  120/632 steps  4,050 samples/s  eta 12 s`."""
+    parts = [run_id, state]
+    step = metrics.get("step") if metrics else None
+    if metrics and isinstance(step, int):
+        parts.append(f"{step}/{total_steps} steps" if total_steps else f"step {step}")
+        parts += [f"{metrics['samples_per_s']:,.0f} samples/s"] if metrics.get("samples_per_s") else []
+        parts += [f"eta {duration(metrics['eta_s'])}"] if metrics.get("eta_s") is not None else []
+    return "  ".join(parts)
+
+
+def duration(time_s: float) -> str:
+    """A span of time for people: `0.4 s`, `21 s`, `3 min 05 s`, `2 h 10 min`."""
+    if time_s < 10:
+        return f"{time_s:.1f} s"
+    whole = round(time_s)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,54 @@
+"""Signals as messages: a loop asks for them, and is woken by them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SignalInbox:
+    """Collects INT, TERM and HUP while it is open. The end of a child wakes a wait too, so no end is noticed late."""
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._previous: dict[int, Any] = {}
+        self._wakeup: tuple[int, int] = (-1, -1)
+
+    def __enter__(self) -> SignalInbox:
+        self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._previous_fd = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        for signum in _STOPS:
+            # Ignored stays ignored: `nohup launch ...` outlives its terminal.
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                self._previous[signum] = signal.signal(signum, self._receive)
+        self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+        for descriptor in self._wakeup:
+            os.close(descriptor)
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Wait for a signal, at most this long, and return the requests to stop that came since the last call."""
+        ready, _, _ = select.select([self._wakeup[0]], [], [], timeout_s)
+        if ready:
+            os.read(self._wakeup[0], 4096)
+        received, self._received = self._received, []
+        return received
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        self._received.append(signum)
+
+
+def _wake(signum: int, frame: FrameType | None) -> None:
+    """SIGCHLD needs a handler of Python's, or it would not reach the wakeup descriptor."""

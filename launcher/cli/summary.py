@@ -1,0 +1,163 @@
+"""The final words of a run, as a pure function of its record, its result and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.cli.screen import duration
+from launcher.runs.states import POLICIES, Cause, Policy, RunState
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
+    from launcher.runs.fold import RunRecord
+
+_GAP = "      "
+_PARTS = ("start", "train", "eval", "save")
+_METRICS_SHOWN = 3
+
+
+def final_block(record: RunRecord, result: Mapping[str, Any] | None, plan: Plan, *, cwd: Path) -> str:
+    """What is printed when a followed run has ended. Paths below `cwd` are shown relative to it."""
+    result = result or {}
+    lines = [
+        _headline(record, result),
+        *_indented(
+            _shape(plan),
+            _progress(record, result, plan),
+            _times(result),
+            *_failure(record, result, plan, cwd),
+            _place(record, result, plan, cwd),
+            _wandb(record),
+        ),
+        _next(record, result, plan),
+    ]
+    return "\n".join(lines)
+
+
+def shown_path(path: Path, cwd: Path) -> str:
+    """A path as short as it can be typed: `./runs/x` below `cwd`, else absolute."""
+    return f"./{path.relative_to(cwd)}" if path.is_relative_to(cwd) else str(path)
+
+
+def _indented(*lines: str) -> Iterable[str]:
+    return (f"  {line}" for line in lines if line)
+
+
+def _headline(record: RunRecord, result: Mapping[str, Any]) -> str:
+    total_s = result.get("time", {}).get("total_s")
+    if total_s is None and record.started_s is not None and record.ended_s is not None:
+        total_s = record.ended_s - record.started_s
+    line = f"{record.run_id}  {record.state}" + (f" in {duration(total_s)}" if total_s is not None else "")
+    why = "" if record.state is RunState.SUCCEEDED else record.sentence
+    return f"{line}: {why}" if why else line
+
+
+def _shape(plan: Plan) -> str:
+    nodes = _count(len(plan.nodes), "node")
+    if plan.executor == "local" and len(plan.nodes) > 1:
+        together = "both" if len(plan.nodes) == 2 else "all"
+        nodes += f" ({together} on this machine: {len(plan.nodes)} agents)"
+    return f"{nodes}   {_count(plan.world_size, 'rank')}   {plan.device}, {plan.backend} over {plan.interface}"
+
+
+def _progress(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
+    parts = []
+    if record.step is not None:
+        parts.append(f"{record.step}/{record.total_steps} steps" if record.total_steps else f"{record.step} steps")
+    if result.get("samples_per_s"):
+        parts.append(f"{result['samples_per_s']:,.0f} samples/s")
+    parts += [f"{name} {value:.4g}" for name, value in _evaluation(record, plan)]
+    return "   ".join([*parts, _restarts(record, plan)])
+
+
+def _evaluation(record: RunRecord, plan: Plan) -> list[tuple[str, float]]:
+    """The metric that decides about the best checkpoint, else the first few of the evaluation."""
+    metrics = {name: value for name, value in (record.metrics or {}).items() if isinstance(value, int | float)}
+    best = str((plan.recipe.get("checkpoint") or {}).get("best") or "").split(" ")[0]
+    if best in metrics:
+        return [(best, metrics[best])]
+    return [(name, metrics[name]) for name in sorted(metrics) if name.startswith("eval/")][:_METRICS_SHOWN]
+
+
+def _restarts(record: RunRecord, plan: Plan) -> str:
+    limit = plan.limits.max_restarts
+    if record.state is RunState.FAILED and plan.resumable and limit and record.restarts >= limit:
+        return f"restarts {record.restarts}/{limit}: the budget is exhausted"
+    return f"restarts {record.restarts}"
+
+
+def _times(result: Mapping[str, Any]) -> str:
+    times = result.get("time") or {}
+    return " | ".join(f"{part} {times[f'{part}_s']:.1f} s" for part in _PARTS if times.get(f"{part}_s") is not None)
+
+
+def _failure(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) -> list[str]:
+    first = result.get("first_failure") or (record.failures[0] if record.failures else None)
+    if record.state is not RunState.FAILED or first is None:
+        return []
+    policy = _policy(first.get("cause"))
+    what = first.get("message") or (policy.sentence if policy else "it ended")
+    lines = [f"first  {_who(first, record)}: {what}"]
+    if first.get("log"):
+        log = Path(str(first["log"]))
+        lines.append(f"       {shown_path(log if log.is_absolute() else Path(plan.run_dir) / log, cwd)}")
+    exit_code = result.get("exit_code")
+    if exit_code is not None:
+        lines.append(f"exit   {exit_code}{_whose(exit_code, plan)}")
+    return [*lines, f"hint   {policy.hint}"] if policy and policy.hint else lines
+
+
+def _who(failure: Mapping[str, Any], record: RunRecord) -> str:
+    hosts = {node["node"]: node["host"] for node in record.nodes}
+    host = hosts.get(failure.get("node"))
+    node = f"node {failure.get('node')}" + (f" ({host})" if host else "")
+    return node if failure.get("rank") is None else f"rank {failure['rank']} on {node}"
+
+
+def _whose(exit_code: int, plan: Plan) -> str:
+    if exit_code > 128:
+        return f" (128 + signal {exit_code - 128})"
+    return " (the script's own)" if plan.worker.kind == "script" else " (the worker's own)"
+
+
+def _place(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) -> str:
+    line = f"run    {shown_path(Path(plan.run_dir), cwd)}"
+    checkpoint = result.get("checkpoint") or {}
+    if record.state is RunState.SUCCEEDED and checkpoint.get("best"):
+        return f"{line}{_GAP}best checkpoint: {_name(checkpoint['best'])}"
+    newest = checkpoint.get("latest") or (record.checkpoints[-1].get("path") if record.checkpoints else None)
+    return f"{line}{_GAP}checkpoint: {_name(newest)}" if newest else line
+
+
+def _name(checkpoint: object) -> str:
+    return Path(str(checkpoint)).name
+
+
+def _wandb(record: RunRecord) -> str:
+    wandb = (record.tracking or {}).get("wandb") or {}
+    mode, sync = wandb.get("mode"), wandb.get("sync")
+    if mode == "offline":
+        return f"W&B    offline (no key): {sync}" if sync else "W&B    offline (no key)"
+    return f"W&B    {wandb.get('url') or wandb.get('id')}" if mode == "online" else ""
+
+
+def _next(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
+    if record.state is RunState.SUCCEEDED:
+        own = "launch train.py --nodes 2 -- --lr 1e-3   (your own torchrun script)"
+        last_rank = ["launch logs last --rank 1"] if plan.world_size > 1 else ["launch logs last"]
+        commands = ["launch status last", *last_rank, *([own] if plan.worker.kind == "job" else [])]
+    else:
+        rank = (result.get("first_failure") or {}).get("rank")
+        logs = "launch logs last" + (f" --rank {rank}" if rank is not None else "")
+        commands = [logs, *(["launch resume last"] if plan.resumable else []), "launch status last"]
+    return "Next   " + _GAP.join(commands)
+
+
+def _policy(cause: Any) -> Policy | None:
+    return POLICIES[Cause(cause)] if cause in set(Cause) else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,48 @@
+"""Checkpoints of a run, by the names of their folders: `checkpoints/step-<n>`, complete or absent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launcher.errors import Problem, RecipeError
+from launcher.runs.events import read_events
+from launcher.runs.load import read_result
+from launcher.runs.rundir import RunDir
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+def checkpoint_steps(run: RunDir) -> dict[int, Path]:
+    """Step -> folder of the checkpoints that are there, in the order of their steps."""
+    folders = run.checkpoints.iterdir() if run.checkpoints.is_dir() else []
+    found = {int(match[1]): path for path in folders if path.is_dir() and (match := _STEP.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def find_checkpoint(run: RunDir, which: str) -> Path:
+    """The folder of a checkpoint: a step, `latest` or `best`. Raises RecipeError, with what there is."""
+    steps = checkpoint_steps(run)
+    step = _best_step(run) if which == "best" else _numbered(which, steps)
+    if step in steps:
+        return steps[step]
+    there = ", ".join(map(str, steps)) or "none"
+    message = f"run {run.run_id} has no checkpoint {which!r}"
+    raise RecipeError([Problem(where="--checkpoint", message=message, hint=f"steps that are there: {there}")])
+
+
+def _numbered(which: str, steps: dict[int, Path]) -> int | None:
+    if which == "latest":
+        return max(steps, default=None)
+    return int(which) if which.isdecimal() else None
+
+
+def _best_step(run: RunDir) -> int | None:
+    best = ((read_result(run) or {}).get("checkpoint") or {}).get("best")
+    if best is None:
+        marked = [
+            event for event in read_events(run.path) if event["event"] == "checkpoint_saved" and event.get("best")
+        ]
+        return int(marked[-1]["step"]) if marked else None
+    match = _STEP.fullmatch(Path(str(best)).name)
+    return int(match[1]) if match else None

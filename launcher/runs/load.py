@@ -1,0 +1,65 @@
+"""Reading a run directory: the record, the result, the plan, the newest metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, Refused
+from launcher.planning.plan import Plan
+from launcher.runs.events import read_events
+from launcher.runs.fold import RunRecord, fold
+from launcher.runs.rundir import RunDir
+
+Alive = Callable[[str], bool | None]
+"""Asks the place of a job, given its printed reference, whether it is alive; None = it cannot be told."""
+
+_TAIL_BYTES = 64 * 1024
+
+
+def read_record(run: RunDir, alive: Alive) -> RunRecord:
+    """Where a run stands now. A job is asked for only when the events leave it open how the run ended."""
+    record = fold(read_events(run.path), True, read_result(run), run_id=run.run_id)
+    if not record.state.is_final:
+        # Asked first, read again after: what the job wrote before it ended is then seen.
+        observed = alive(record.ref) if record.ref else None
+        record = fold(read_events(run.path), observed, read_result(run), run_id=run.run_id)
+    newest = last_metrics(run.metrics)
+    if newest is None or record.state.is_final or not isinstance(newest.get("step"), int):
+        return record
+    return replace(record, step=max(newest["step"], record.step or 0))
+
+
+def read_result(run: RunDir) -> dict[str, Any] | None:
+    """The content of result.json, or None while there is none."""
+    try:
+        result: dict[str, Any] = json.loads(run.result.read_bytes())
+    except FileNotFoundError:
+        return None
+    return result
+
+
+def read_plan(run: RunDir) -> Plan:
+    """The plan of the newest launch or resume. Raises Refused where another version of the launcher made it."""
+    try:
+        return Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Refused([Problem(where=str(run.plan), message=str(error))]) from error
+
+
+def last_metrics(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a file of JSON lines, read from its end: the file may be long."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return None
+    whole = [line for line in lines[:-1] if line.startswith(b"{")]
+    newest: dict[str, Any] | None = json.loads(whole[-1]) if whole else None
+    return newest
