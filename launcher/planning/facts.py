@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+import json
+import math
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_")
+FORWARDED_NAMES = frozenset(
+    {"OMP_NUM_THREADS", "WANDB_MODE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"}
+)
+GIT_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +55,232 @@ class Facts:
     """Read from the package's metadata; torch is not imported."""
     cpus: tuple[int, ...]
     """CPUs this process may use (affinity), not the machine's."""
+    cpu_quota: float | None = None
+    """CPUs' worth of time that a container or a job may use at once (cgroup), where there is such a limit."""
     gpus: tuple[Gpu, ...]
+    """Those that CUDA_VISIBLE_DEVICES leaves."""
+    gpu_fault: str = ""
+    """Why the driver could not be asked, where there is one that does not answer."""
     interfaces: tuple[Interface, ...]
     environment: dict[str, str]
     """Only what a plan may depend on: NCCL_*, GLOO_*, TORCH_*, OMP_NUM_THREADS, WANDB_MODE, CUDA_VISIBLE_DEVICES ..."""
     slurm_configured: bool
-    git: dict[str, Any]
+    git: dict[str, Any] = field(default_factory=lambda: {"sha": None, "dirty": False})
     """{"sha": str | None, "dirty": bool}"""
+
+    @property
+    def num_cpus(self) -> int:
+        """How many CPUs can work at once: the affinity, or the quota where that is less."""
+        cpus = max(1, len(self.cpus))
+        return cpus if self.cpu_quota is None else max(1, min(cpus, math.ceil(self.cpu_quota)))
+
+
+def gather_facts(*, cwd: Path | None = None) -> Facts:
+    """Probe this machine. Takes tens of milliseconds, imports no torch, and changes nothing."""
+    here = (cwd or Path.cwd()).absolute()
+    git = _start_git(here)  # runs while the rest is looked up
+    gpus, gpu_fault = _gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Facts(
+        hostname=socket.gethostname(),
+        user=_user(),
+        cwd=str(here),
+        python=sys.executable,
+        python_version=".".join(str(part) for part in sys.version_info[:3]),
+        torch_version=package_version("torch", sys.path),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        cpu_quota=cpu_quota(Path("/")),
+        gpus=gpus,
+        gpu_fault=gpu_fault,
+        interfaces=_interfaces(),
+        environment=forwarded(os.environ),
+        slurm_configured=_slurm_configured(),
+        git=_finish_git(git),
+    )
+
+
+def facts_to_json(facts: Facts) -> str:
+    """The facts as text; `facts_from_json` reads them back to an equal value."""
+    return json.dumps(dataclasses.asdict(facts), indent=1, ensure_ascii=False) + "\n"
+
+
+def facts_from_json(text: str) -> Facts:
+    """Read facts. Raises TypeError for unknown or missing names."""
+    raw = json.loads(text)
+    raw["cpus"] = tuple(raw["cpus"])
+    raw["gpus"] = tuple(Gpu(**gpu) for gpu in raw["gpus"])
+    raw["interfaces"] = tuple(
+        Interface(**{**interface, "addresses": tuple(interface["addresses"])}) for interface in raw["interfaces"]
+    )
+    return Facts(**raw)
+
+
+def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that a plan may depend on, sorted. No secret has such a name."""
+    return {
+        name: environment[name]
+        for name in sorted(environment)
+        if name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES
+    }
+
+
+def package_version(name: str, search: Iterable[str]) -> str | None:
+    """Version of an installed package by the name of its metadata folder: no file is parsed, no other one is read."""
+    prefix, suffix = f"{name}-", ".dist-info"
+    for folder in search:
+        try:
+            entries = os.listdir(folder or ".")  # noqa: PTH208 - names only; this is on the way of every dry run
+        except OSError:
+            continue  # not every entry of sys.path is a folder
+        for entry in entries:
+            if entry.startswith(prefix) and entry.endswith(suffix):
+                return entry[len(prefix) : -len(suffix)]
+    return None
+
+
+def cpu_quota(root: Path) -> float | None:
+    """CPUs' worth of time that the control groups of this process allow at once, the smallest on the way up; v1 and v2.
+
+    `root` is where /proc and /sys are found.
+    """
+    quotas = [quota for folder in _cpu_groups(root) if (quota := _quota_of(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def visible_gpus(gpus: Sequence[tuple[Gpu, str]], visible: str | None) -> tuple[Gpu, ...]:
+    """What CUDA_VISIBLE_DEVICES leaves of (device, uuid) pairs; as in CUDA, the first unknown entry ends the list."""
+    if visible is None:
+        return tuple(gpu for gpu, _ in gpus)
+    chosen: list[Gpu] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        found = [gpu for gpu, uuid in gpus if _names_gpu(entry, gpu, uuid)]
+        if len(found) != 1 or found[0] in chosen:
+            break
+        chosen += found
+    return tuple(chosen)
+
+
+def _names_gpu(entry: str, gpu: Gpu, uuid: str) -> bool:
+    return gpu.index == int(entry) if entry.isdecimal() else entry.startswith("GPU-") and uuid.startswith(entry)
+
+
+def _gpus(visible: str | None) -> tuple[tuple[Gpu, ...], str]:
+    """The devices that can be used, and why they cannot be known, if so."""
+    if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
+        return (), ""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), f"NVML: {error}"
+    try:
+        return visible_gpus([_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())], visible), ""
+    except pynvml.NVMLError as error:
+        return (), f"NVML: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> tuple[Gpu, str]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(index=index, name=nvml.nvmlDeviceGetName(handle), memory_bytes=memory), nvml.nvmlDeviceGetUUID(handle)
+
+
+def _interfaces() -> tuple[Interface, ...]:
+    """Interfaces that are up, with their IPv4 and IPv6 addresses (link-local ones left out: they name no host)."""
+    import psutil
+
+    stats = psutil.net_if_stats()
+    return tuple(
+        Interface(
+            name=name,
+            addresses=tuple(
+                address.address
+                for address in addresses
+                if address.family in (socket.AF_INET, socket.AF_INET6) and not address.address.startswith("fe80:")
+            ),
+            loopback="loopback" in stats[name].flags.split(","),
+        )
+        for name, addresses in psutil.net_if_addrs().items()
+        if name in stats and stats[name].isup
+    )
+
+
+def _user() -> str:
+    """Login name; a container may run under a number that has none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _slurm_configured() -> bool:
+    if shutil.which("sbatch") is None:
+        return False
+    return "SLURM_CONF" in os.environ or any(Path("/etc").glob("slurm*/slurm.conf"))
+
+
+def _start_git(cwd: Path) -> subprocess.Popen[str] | None:
+    """Commit and state of the working tree in one call, which takes no lock; None where there is no git."""
+    git = shutil.which("git")
+    if git is None or not cwd.is_dir():
+        return None
+    return subprocess.Popen(
+        [git, "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def _finish_git(process: subprocess.Popen[str] | None) -> dict[str, Any]:
+    """Read the answer; a repository that takes too long counts as none."""
+    output = ""
+    if process is not None:
+        try:
+            output, _ = process.communicate(timeout=GIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+    return parse_git_status(output)
+
+
+def parse_git_status(output: str) -> dict[str, Any]:
+    """`git status --porcelain=v2 --branch` as {"sha", "dirty"}."""
+    lines = output.splitlines()
+    shas = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
+    sha = shas[0] if shas and shas[0] != "(initial)" else None
+    return {"sha": sha, "dirty": any(not line.startswith("#") for line in lines)}
+
+
+def _cpu_groups(root: Path) -> list[Path]:
+    """Folders of this process's CPU control groups, each with all its parents that exist."""
+    file = root / "proc/self/cgroup"
+    folders: list[Path] = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for mount in ("", "unified") if not controllers else (controllers, "cpu", "cpu,cpuacct"):
+            base = root / "sys/fs/cgroup" / mount
+            below = base / path.lstrip("/")
+            folders += [folder for folder in (below, *below.parents) if folder.is_relative_to(base)]
+    return folders
+
+
+def _quota_of(folder: Path) -> float | None:
+    """The limit of one control group in CPUs, None where it has none."""
+    v2, v1 = folder / "cpu.max", folder / "cpu.cfs_quota_us"
+    try:
+        if v2.is_file():
+            quota, period = v2.read_text().split()
+        elif v1.is_file():
+            quota, period = v1.read_text().strip(), (folder / "cpu.cfs_period_us").read_text().strip()
+        else:
+            return None
+    except OSError:
+        return None  # groups above a container's own may be closed to it
+    return None if quota in ("max", "-1") else int(quota) / int(period)

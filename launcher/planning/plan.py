@@ -110,6 +110,8 @@ class Plan:
     worker: WorkerPlan
     env: tuple[EnvVar, ...]
     """Of every worker, sorted by name; ranks, addresses and LAUNCH_* are added per attempt by the agent."""
+    env_unset: tuple[str, ...] = ()
+    """Names to take out of the inherited environment: old spellings, forwarded in `env` under the new ones."""
     limits: Limits
     resumable: bool
     """Whether a restart can go on from a checkpoint. Where it cannot, nothing is restarted."""
@@ -146,6 +148,6 @@ class Plan:
         raw["env"] = tuple(EnvVar(**variable) for variable in raw["env"])
         raw["values"] = tuple(Value(**value) for value in raw["values"])
         raw["limits"] = Limits(**raw["limits"])
-        for key in ("overrides", "agent_argv", "torchrun", "notes"):
+        for key in ("overrides", "env_unset", "agent_argv", "torchrun", "notes"):
             raw[key] = tuple(raw[key])
         return cls(**raw)

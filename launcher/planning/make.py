@@ -1,0 +1,186 @@
+"""From a recipe and the facts of a machine to a plan. Pure: no clock, no environment, no files."""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.planning.network import Network, pick_family, resolve_network
+from launcher.planning.plan import Limits, Plan, Value, WorkerPlan
+from launcher.planning.topology import (
+    Device,
+    Finding,
+    Remarks,
+    Threads,
+    check_batch,
+    check_strategy,
+    choose_device,
+    choose_threads,
+    place_nodes,
+)
+from launcher.planning.torchrun import torchrun_lines
+from launcher.planning.variables import worker_variables
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts
+    from launcher.recipe.loader import LoadedRecipe
+    from launcher.recipe.schema import Recipe
+
+JOB_MODULE = "jobs.train"
+JOB_PRELOAD = ("torch._dynamo", JOB_MODULE)
+"""torch._dynamo is what the first DDP or optimizer would import."""
+
+GRACE_S = 30.0
+JOIN_TIMEOUT_S = 300.0
+
+
+def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str, executor: str = "local") -> Plan:
+    """Expand a recipe into every node, rank, variable and limit. Pure: same arguments, same plan.
+
+    Raises RecipeError with all problems at once.
+    """
+    recipe, origins, remarks = loaded.recipe, loaded.origins, Remarks()
+    one_machine = executor == "local"
+    device = choose_device(recipe, facts, remarks)
+    world_size = recipe.resources.nodes * device.nproc_per_node
+    check_batch(recipe, world_size, remarks)
+    check_strategy(recipe, world_size, remarks)
+    threads = choose_threads(recipe, facts, world_size, origins.get("resources.threads", "default"), remarks)
+    network = resolve_network(recipe, facts, one_machine=one_machine, origins=origins, remarks=remarks)
+    nodes = place_nodes(recipe, facts, device, _own_address(facts), remarks)
+    env = worker_variables(
+        recipe, facts, device=device, threads=threads, network=network, origins=origins, remarks=remarks
+    )
+    document = recipe.model_dump(mode="json", by_alias=True)
+    if remarks.problems:
+        order = {key: index for index, (key, _) in enumerate(_leaves(document))}
+        findings = sorted(remarks.problems, key=lambda finding: order.get(finding.key, -1))
+        raise RecipeError([_placed(finding, loaded) for finding in findings])
+    resumable = not recipe.is_script or recipe.resume is not None
+    run_dir = _absolute(facts.cwd, posixpath.join(runs_dir, run_id))
+    plan = Plan(
+        run_id=run_id,
+        name=recipe.name,
+        executor=executor,
+        run_dir=run_dir,
+        recipe_source=None if loaded.source is None else str(loaded.source),
+        overrides=loaded.overrides,
+        recipe=document,
+        values=tuple(_values(document, origins, device, network, threads)),
+        nodes=nodes,
+        nproc_per_node=device.nproc_per_node,
+        device=device.name,
+        device_reason=device.reason,
+        backend=device.backend,
+        interface=network.interface,
+        threads=threads.count,
+        master_port=None if recipe.network.master_port == "auto" else recipe.network.master_port,
+        worker=_worker(loaded, facts),
+        env=env,
+        env_unset=network.unset,
+        limits=_limits(recipe, resumable=resumable),
+        resumable=resumable,
+        agent_argv=(facts.python, "-P", "-m", "launcher.agent", "--run-dir", run_dir, "--local"),
+        torchrun=(),
+        notes=(*_notes(recipe, device, one_machine=one_machine, resumable=resumable), *remarks.notes),
+    )
+    overrides = _overrides(loaded, facts, document, device)
+    return dataclasses.replace(plan, torchrun=tuple(torchrun_lines(plan, overrides=overrides, cwd=facts.cwd)))
+
+
+def _placed(finding: Finding, loaded: LoadedRecipe) -> Problem:
+    """A key of the recipe is shown at its line; a variable of the user's is in the environment."""
+    place = "environment" if finding.key.isupper() else loaded.where(finding.key)
+    return Problem(where=place, message=finding.message, hint=finding.hint)
+
+
+def _absolute(base: str, path: str) -> str:
+    return posixpath.normpath(posixpath.join(base, path))
+
+
+def _own_address(facts: Facts) -> str:
+    """How the nodes of one machine reach node 0: over loopback, in the family that there is (F096)."""
+    loopback = [item.addresses for item in facts.interfaces if item.loopback and item.addresses]
+    family = pick_family(loopback[:1])
+    return next(iter(family.values()))[0] if family else "127.0.0.1"
+
+
+def _worker(loaded: LoadedRecipe, facts: Facts) -> WorkerPlan:
+    """What each rank runs, and where."""
+    recipe = loaded.recipe
+    folder = facts.cwd if loaded.source is None else str(loaded.source.parent)
+    cwd = facts.cwd if recipe.workdir is None else _absolute(folder, recipe.workdir)
+    if recipe.script is None:
+        return WorkerPlan(
+            kind="job", module=JOB_MODULE, script=None, argv=(), cwd=cwd, preload=JOB_PRELOAD, python=facts.python
+        )
+    preload = recipe.preload
+    return WorkerPlan(
+        kind="script",
+        module=None,
+        script=_absolute(folder, recipe.script),
+        argv=recipe.args,
+        cwd=cwd,
+        preload=(() if preload else None) if isinstance(preload, bool) else preload,
+        python=facts.python,
+    )
+
+
+def _limits(recipe: Recipe, *, resumable: bool) -> Limits:
+    faults = recipe.faults
+    return Limits(
+        max_restarts=faults.max_restarts if resumable else 0,
+        grace_s=GRACE_S if faults.grace == "auto" else faults.grace.time_s,
+        network_timeout_s=recipe.network.timeout.time_s,
+        join_timeout_s=JOIN_TIMEOUT_S,
+    )
+
+
+def _values(
+    document: Mapping[str, Any], origins: Mapping[str, str], device: Device, network: Network, threads: Threads
+) -> Iterator[Value]:
+    """Every value of the recipe in the order of the schema; what `auto` became, and why."""
+    resolved = {
+        "resources.nproc_per_node": (device.nproc_per_node, "auto: one per GPU" if device.name == "cuda" else "auto"),
+        "resources.device": (device.name, f"auto: {device.reason}"),
+        "resources.threads": (threads.count, threads.origin),
+        "network.preset": (network.preset, "auto"),
+        "network.interface": (network.interface, network.interface_origin),
+        "network.master_port": ("auto", "auto: a free port for each attempt"),
+        "faults.grace": (f"{GRACE_S:.0f}s", "auto"),
+    }
+    for key, value in _leaves(document):
+        if value == "auto" and key in resolved:
+            yield Value(key=key, value=resolved[key][0], origin=resolved[key][1])
+        else:
+            yield Value(key=key, value=value, origin=origins.get(key, "default"))
+
+
+def _leaves(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _notes(recipe: Recipe, device: Device, *, one_machine: bool, resumable: bool) -> Iterator[str]:
+    nodes = recipe.resources.nodes
+    if one_machine and nodes > 1:
+        yield f"{nodes} nodes on this machine: {nodes} agents"
+    if recipe.resources.device == "auto":
+        yield f"device {device.name}: {device.reason}"
+    if not resumable and recipe.faults.max_restarts:
+        yield "a failure ends the run: nothing is restarted without `resume:`"
+
+
+def _overrides(loaded: LoadedRecipe, facts: Facts, document: Mapping[str, Any], device: Device) -> list[str]:
+    """All that separates the recipe file from the recipe of the plan: overrides, and flags written as such."""
+    leaves = dict(_leaves(document))
+    flags = [f"{key}={leaves[key]}" for key, origin in loaded.origins.items() if origin.startswith("--")]
+    if device.name == "cpu" and loaded.recipe.resources.device == "auto" and facts.gpus:
+        flags.append("resources.device=cpu")  # a worker alone would see the GPUs that the plan leaves out
+    return [*loaded.overrides, *(flag for flag in flags if flag not in loaded.overrides)]

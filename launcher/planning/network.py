@@ -1,0 +1,311 @@
+"""The variables of NCCL, gloo and torch's NCCL layer, each with its origin; endpoints and address families. Pure.
+
+An explicit recipe value or flag beats the environment, the environment beats presets and defaults. What loses is said.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.planning.nccl_names import KNOWN, RENAMED
+from launcher.planning.plan import EnvVar
+from launcher.planning.topology import Finding, Remarks
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts, Interface
+    from launcher.recipe.schema import NetworkSection, Recipe, Scalar
+
+PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_FR_", "TP_")
+"""Names that belong to this module, wherever they are set."""
+
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    # Whether there is InfiniBand is left to NCCL unless a preset was named: `auto` must never slow a cluster down.
+    "auto": {},
+    "loopback": {},
+    "ethernet": {"NCCL_IB_DISABLE": "1"},
+    "infiniband": {"NCCL_IB_DISABLE": "0", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"},
+}
+
+DEFAULTS: Mapping[str, str] = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+"""What torchrun sets, too."""
+
+_NOT_A_CABLE = re.compile(r"(docker|veth|br-|virbr|cni|flannel|cali|tun|tap|ifb)")
+"""Bridges and tunnels of containers: up, with an address, and leading to no other node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One value that someone gave a variable."""
+
+    name: str
+    """As it was written."""
+    value: str
+    origin: str
+    rank: int
+    """0 recipe or flag, 1 environment, 2 preset or `network.interface: auto`, 3 default. The lowest wins."""
+    weight: int = 0
+    """Within a rank: the lowest wins. A variable named in full beats `network.interface`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """The resolved network part of a plan."""
+
+    interface: str
+    """Of the collectives; `auto` = bound on the node."""
+    interface_origin: str
+    preset: str
+    env: tuple[EnvVar, ...]
+    unset: tuple[str, ...]
+    """Old spellings in the environment, forwarded under the new one; torch would complain about them in every rank."""
+
+
+def resolve_network(
+    recipe: Recipe, facts: Facts, *, one_machine: bool, origins: Mapping[str, str], remarks: Remarks
+) -> Network:
+    """All network variables of the workers. `origins` tells where a key of the recipe was set, if it was."""
+    network = recipe.network
+    preset = network.preset
+    if preset == "auto":
+        preset = "loopback" if one_machine else "ethernet"
+    interface, why = _choose_interface(network, preset, facts, one_machine=one_machine, remarks=remarks)
+    explicit = network.interface != "auto"
+    settings = [
+        *_recipe_settings(network, recipe.env, origins, remarks),
+        *_interface_settings(interface, origins.get("network.interface", why), explicit=explicit),
+        *(
+            Setting(name=name, value=value, origin="environment", rank=1)
+            for name, value in facts.environment.items()
+            if name.startswith(PREFIXES)
+        ),
+        *(
+            Setting(name=name, value=value, origin=f"preset {network.preset}", rank=2)
+            for name, value in PRESETS[network.preset].items()
+        ),
+        *(Setting(name=name, value=value, origin="default", rank=3) for name, value in DEFAULTS.items()),
+    ]
+    env, unset = _settle(settings, facts.torch_version, remarks)
+    if one_machine:
+        _check_gloo_interface(env, facts, remarks)
+    return Network(
+        interface=interface,
+        interface_origin=origins.get("network.interface", "default") if explicit else why,
+        preset=preset,
+        env=env,
+        unset=unset,
+    )
+
+
+def current_name(name: str, torch_version: str | None) -> str:
+    """The spelling of a variable that this torch reads without complaint (F071). Unknown torch: the newest spelling."""
+    version = _version(torch_version)
+    for old, new, since in RENAMED:
+        if name in (old, new):
+            return new if version is None or version >= since else old
+    return name
+
+
+def variable_value(value: Scalar) -> str:
+    """A recipe value as these libraries read it: true and false are 1 and 0."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def pick_family(addresses: Sequence[Iterable[str]]) -> dict[str, list[str]]:
+    """One address family for all nodes, IPv4 where every node has it, else IPv6 (F096).
+
+    `addresses` has those of each node; the answer is `{"IPv4": [one address of each node]}`, or IPv6, or empty where
+    the nodes have no family in common.
+    """
+    parsed = [[ipaddress.ip_address(text) for text in node] for node in addresses]
+    for version in (4, 6):
+        chosen = [next((ip for ip in node if ip.version == version), None) for node in parsed]
+        if chosen and all(ip is not None for ip in chosen):
+            return {f"IPv{version}": [str(ip) for ip in chosen]}
+    return {}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A host and perhaps a port: `n1:29500`, `10.0.0.1`, `[::1]:29500`, `::1`."""
+
+    host: str
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """Read an endpoint. Raises ValueError, for an IPv6 address with a port but no brackets among others."""
+        match = re.fullmatch(r"\[([^\[\]]+)\](?::(\d+))?", text)
+        if match:
+            host, port = match.groups()
+            if not _is_ipv6(host):
+                raise ValueError(f"{text!r}: only an IPv6 address stands in brackets")
+        elif text.count(":") > 1:
+            host, port = text, None
+            if not _is_ipv6(host):
+                raise ValueError(f"{text!r} is not an IPv6 address; with a port, write [ADDRESS]:PORT")
+        else:
+            match = re.fullmatch(r"([^\s:\[\]/]+)(?::(\d+))?", text)
+            if match is None:
+                raise ValueError(f"{text!r} is not HOST, HOST:PORT or [IPV6]:PORT")
+            host, port = match.groups()
+        if port is not None and not 0 < int(port) < 65536:
+            raise ValueError(f"{text!r}: the port {port} is not between 1 and 65535")
+        return cls(host, None if port is None else int(port))
+
+    def __str__(self) -> str:
+        if self.port is None:
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
+
+
+def _choose_interface(
+    network: NetworkSection, preset: str, facts: Facts, *, one_machine: bool, remarks: Remarks
+) -> tuple[str, str]:
+    """The interface and where it comes from. One that is not here is a problem (F037), except for other machines."""
+    usable = [interface for interface in facts.interfaces if interface.addresses]
+    if network.interface != "auto":
+        if one_machine and network.interface not in {interface.name for interface in usable}:
+            remarks.problems.append(_no_interface("network.interface", network.interface, facts))
+        return network.interface, "recipe"
+    if not one_machine:
+        return "auto", "auto: the one that leads to node 0, found on each node"
+    found = [interface.name for interface in _fitting(preset, usable)]
+    if not found:
+        remarks.problems.append(
+            Finding(
+                "network.preset",
+                f"network.preset: no interface of this machine fits {preset}",
+                f"interfaces with an address: {_listed(facts)}",
+            )
+        )
+        return "auto", "auto"
+    return found[0], "auto: all ranks are on this machine" if preset == "loopback" else f"preset {preset}"
+
+
+def _fitting(preset: str, usable: Sequence[Interface]) -> list[Interface]:
+    """Interfaces of a preset, the best first."""
+    if preset == "loopback":
+        return [interface for interface in usable if interface.loopback]
+    cables = [item for item in usable if not item.loopback and not _NOT_A_CABLE.match(item.name)]
+    if preset == "infiniband":
+        cables.sort(key=lambda item: not item.name.startswith("ib"))
+    return cables
+
+
+def _no_interface(key: str, name: str, facts: Facts) -> Finding:
+    known = {interface.name for interface in facts.interfaces}
+    what = "has no address" if name in known else "does not exist (or is down)"
+    return Finding(
+        key,
+        f"{key}: the interface {name!r} {what} on {facts.hostname}",
+        f"interfaces with an address: {_listed(facts)}",
+    )
+
+
+def _listed(facts: Facts) -> str:
+    names = [f"{item.name} ({', '.join(item.addresses)})" for item in facts.interfaces if item.addresses]
+    return ", ".join(names) or "none"
+
+
+def _recipe_settings(
+    network: NetworkSection, recipe_env: Mapping[str, str], origins: Mapping[str, str], remarks: Remarks
+) -> list[Setting]:
+    """Variables that the recipe names, under `network.*` or `env`."""
+    tables = (("nccl", "NCCL_", network.nccl), ("gloo", "GLOO_", network.gloo))
+    settings: list[Setting] = []
+    for section, prefix, table in (*tables, ("torch_nccl", "TORCH_NCCL_", network.torch_nccl)):
+        for name, value in table.items():
+            key = f"network.{section}.{name}"
+            _check_name(key, name, prefix, remarks)
+            settings.append(
+                Setting(
+                    name=prefix + name, value=variable_value(value), origin=origins.get(key, f"recipe:{key}"), rank=0
+                )
+            )
+    for name, value in recipe_env.items():
+        if name.startswith(PREFIXES):
+            key = f"env.{name}"
+            settings.append(Setting(name=name, value=value, origin=origins.get(key, f"recipe:{key}"), rank=0))
+    return settings
+
+
+def _check_name(key: str, name: str, prefix: str, remarks: Remarks) -> None:
+    """A full name is a mistake for sure; an unknown one may be newer than our list."""
+    if name.startswith(prefix):
+        short = name.removeprefix(prefix)
+        remarks.problems.append(Finding(key, f"{key}: names stand here without {prefix}", f"write {short}"))
+    elif prefix + name not in KNOWN and prefix + name not in {old for old, _, _ in RENAMED}:
+        options = [known.removeprefix(prefix) for known in KNOWN if known.startswith(prefix)]
+        close = difflib.get_close_matches(name.upper(), options, n=1)
+        guess = f"; did you mean {close[0]}?" if close else "."
+        remarks.notes.append(f"{key}: {prefix}{name} is not a variable that we know{guess} It is passed on as it is.")
+
+
+def _interface_settings(interface: str, origin: str, *, explicit: bool) -> list[Setting]:
+    """One interface in the syntax of each library: `=` makes NCCL match the whole name, not a prefix (F037)."""
+    if interface == "auto":
+        return []
+    spellings = {
+        "NCCL_SOCKET_IFNAME": f"={interface}",
+        "GLOO_SOCKET_IFNAME": interface,
+        "TP_SOCKET_IFNAME": interface,
+    }
+    rank = 0 if explicit else 2
+    return [Setting(name=name, value=value, origin=origin, rank=rank, weight=2) for name, value in spellings.items()]
+
+
+def _settle(
+    settings: Sequence[Setting], torch_version: str | None, remarks: Remarks
+) -> tuple[tuple[EnvVar, ...], tuple[str, ...]]:
+    """One value for each variable under the name that torch reads now; what lost, or was renamed, is said once."""
+    by_name: dict[str, list[Setting]] = {}
+    for setting in settings:
+        by_name.setdefault(current_name(setting.name, torch_version), []).append(setting)
+    env = []
+    for name, given in sorted(by_name.items()):
+        winner, *losers = sorted(given, key=lambda item: (item.rank, item.weight, item.name != name))
+        env.append(EnvVar(name=name, value=winner.value, origin=winner.origin))
+        _report(name, winner, losers, remarks)
+    unset = {item.name for item in settings if item.origin == "environment"} - by_name.keys()
+    return tuple(env), tuple(sorted(unset))
+
+
+def _report(name: str, winner: Setting, losers: Sequence[Setting], remarks: Remarks) -> None:
+    """Say what the user set and does not get, and which old spelling should be written anew."""
+    for old in sorted({item.name for item in (winner, *losers) if item.name != name and item.rank < 2}):
+        remarks.notes.append(f"{old} is an old name of {name}, which is what the workers get; write {name}")
+    for loser in losers:
+        if loser.rank < 2 and loser.value.lstrip("=") != winner.value.lstrip("="):
+            spelled = "" if loser.name == name else f"{loser.name}="
+            remarks.notes.append(
+                f"{name}: {winner.value} from {winner.origin}; {spelled}{loser.value} from {loser.origin} is not used"
+            )
+
+
+def _check_gloo_interface(env: Sequence[EnvVar], facts: Facts, remarks: Remarks) -> None:
+    """Gloo dies of a wrong name only in the workers, with a message that does not say so (F035)."""
+    usable = {interface.name for interface in facts.interfaces if interface.addresses}
+    for variable in env:
+        if variable.name != "GLOO_SOCKET_IFNAME" or variable.origin != "environment":
+            continue
+        for name in variable.value.split(","):
+            if name not in usable:
+                remarks.problems.append(_no_interface("GLOO_SOCKET_IFNAME", name, facts))
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    """Major and minor of `2.13.0+cpu`."""
+    match = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(match.group(1)), int(match.group(2))) if match else None

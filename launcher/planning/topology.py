@@ -1,0 +1,223 @@
+"""Who runs where: device, workers per node, GPUs and cores of each node, threads. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from launcher.planning.plan import NodePlan
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts
+    from launcher.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem before it has a place: the key decides where it is shown."""
+
+    key: str
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the workers compute on."""
+
+    name: str
+    """cpu or cuda."""
+    reason: str
+    """Why, as a sentence without a full stop."""
+    nproc_per_node: int
+
+    @property
+    def backend(self) -> str:
+        """The collectives library that goes with it."""
+        return "nccl" if self.name == "cuda" else "gloo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threads:
+    """CPU threads of each worker."""
+
+    count: int
+    value: str
+    """OMP_NUM_THREADS as it is set: the user's own may be a list."""
+    origin: str
+
+
+@dataclass
+class Remarks:
+    """What the steps of planning have to say, collected so that all of it is shown at once."""
+
+    problems: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def choose_device(recipe: Recipe, facts: Facts, remarks: Remarks) -> Device:
+    """Resolve `device` and `nproc_per_node`: cuda where every node gets a GPU, else cpu; never less than asked for."""
+    resources = recipe.resources
+    nodes, num_gpus = resources.nodes, len(facts.gpus)
+    obstacle = _why_no_cuda(facts, nodes)
+    if resources.device == "cpu" or (resources.device == "auto" and obstacle):
+        nproc = 1 if resources.nproc_per_node == "auto" else resources.nproc_per_node
+        return Device(name="cpu", reason=obstacle if resources.device == "auto" else "as asked", nproc_per_node=nproc)
+    if obstacle:
+        remarks.problems.append(
+            Finding("resources.device", f"resources.device: cuda was asked for, but {obstacle}", "device: cpu, or auto")
+        )
+    share = max(1, num_gpus // nodes)
+    nproc = share if resources.nproc_per_node == "auto" else resources.nproc_per_node
+    if not obstacle and nproc * nodes > num_gpus:
+        remarks.problems.append(
+            Finding(
+                "resources.nproc_per_node",
+                f"resources.nproc_per_node: {_workers(nodes, nproc)} need a GPU each, but there {_are(num_gpus)} here",
+                f"nproc_per_node: {share}, or device: cpu",
+            )
+        )
+    if not obstacle and resources.nproc_per_node == "auto" and (idle := num_gpus - nproc * nodes):
+        remarks.notes.append(f"{idle} of {_gpus(num_gpus)} stay idle: {nodes} nodes get {nproc} each")
+    reason = "as asked" if resources.device == "cuda" else f"{_gpus(num_gpus)} for {_nodes(nodes)}"
+    return Device(name="cuda", reason=reason, nproc_per_node=nproc)
+
+
+def choose_threads(recipe: Recipe, facts: Facts, workers: int, where: str, remarks: Remarks) -> Threads:
+    """CPU threads per worker: the recipe's, else the user's OMP_NUM_THREADS, else the CPUs shared out (F075).
+
+    `workers` are those of this machine; `where` is the origin of an explicit `resources.threads`.
+    """
+    asked, exported = recipe.resources.threads, facts.environment.get("OMP_NUM_THREADS")
+    share = max(1, facts.num_cpus // workers)
+    if asked != "auto":
+        if exported is not None and exported != str(asked):
+            remarks.notes.append(
+                f"OMP_NUM_THREADS: {asked} from resources.threads; {exported} in the environment is not used"
+            )
+        if asked * workers > facts.num_cpus and asked > 1:
+            remarks.notes.append(
+                f"{workers} workers x {asked} threads on {facts.num_cpus} CPUs: they will wait for each other; "
+                f"resources.threads: auto would give {share}"
+            )
+        return Threads(count=asked, value=str(asked), origin=where)
+    own = recipe.env.get("OMP_NUM_THREADS")
+    if own is not None:
+        return _given_threads("env.OMP_NUM_THREADS", own, "recipe:env.OMP_NUM_THREADS", remarks)
+    if exported is not None:
+        return _given_threads("OMP_NUM_THREADS", exported, "environment", remarks)
+    return Threads(count=share, value=str(share), origin=f"auto: {facts.num_cpus} CPUs / {workers} worker{_s(workers)}")
+
+
+def place_nodes(recipe: Recipe, facts: Facts, device: Device, address: str, remarks: Remarks) -> tuple[NodePlan, ...]:
+    """All nodes on this machine: its GPUs in order, its cores in equal parts (affinity, never a number of workers)."""
+    nodes, nproc = recipe.resources.nodes, device.nproc_per_node
+    cores = _core_parts(facts, nodes, remarks)
+    indices = [gpu.index for gpu in facts.gpus] if device.name == "cuda" else []
+    return tuple(
+        NodePlan(
+            index=node,
+            host=facts.hostname,
+            address=address,
+            cpus=cores[node],
+            gpus=tuple(indices[node * nproc : (node + 1) * nproc]),
+        )
+        for node in range(nodes)
+    )
+
+
+def check_batch(recipe: Recipe, world_size: int, remarks: Remarks) -> None:
+    """The global batch divides by world size x accumulate, or each rank would see another number of samples."""
+    if recipe.data is None or recipe.train is None:
+        return
+    batch, accumulate = recipe.data.global_batch_size, recipe.train.accumulate
+    parts = world_size * accumulate
+    if batch % parts == 0:
+        return
+    nproc = world_size // recipe.resources.nodes
+    below, above = batch // parts * parts, -(-batch // parts) * parts
+    remarks.problems.append(
+        Finding(
+            "data.global_batch_size",
+            f"data.global_batch_size: {batch} does not divide by {parts} = world size {world_size} "
+            f"(nodes {recipe.resources.nodes} x nproc_per_node {nproc}) x train.accumulate {accumulate}",
+            f"the nearest that do: {below} or {above}" if below else f"the smallest that does: {above}",
+        )
+    )
+
+
+def check_strategy(recipe: Recipe, world_size: int, remarks: Remarks) -> None:
+    """`single` is one rank."""
+    if recipe.is_script or recipe.parallelism.name != "single" or world_size == 1:
+        return
+    remarks.problems.append(
+        Finding(
+            "parallelism.strategy",
+            f"parallelism.strategy: single is one rank, but the world size is {world_size} "
+            f"(nodes {recipe.resources.nodes} x nproc_per_node {world_size // recipe.resources.nodes})",
+            "strategy: ddp, or nodes: 1 and nproc_per_node: 1",
+        )
+    )
+
+
+def _why_no_cuda(facts: Facts, nodes: int) -> str:
+    """Empty where every node gets a GPU that torch can use."""
+    if facts.gpu_fault:
+        return f"the GPU driver of this machine does not answer ({facts.gpu_fault})"
+    if not facts.gpus:
+        visible = facts.environment.get("CUDA_VISIBLE_DEVICES")
+        return "this machine has no GPU" + (
+            f" that CUDA_VISIBLE_DEVICES={visible} names" if visible is not None else ""
+        )
+    if (facts.torch_version or "").endswith("+cpu"):
+        return f"torch {facts.torch_version} is built without CUDA"
+    if len(facts.gpus) < nodes:
+        return f"{_gpus(len(facts.gpus))} cannot be shared out over {_nodes(nodes)}"
+    return ""
+
+
+def _core_parts(facts: Facts, nodes: int, remarks: Remarks) -> Sequence[tuple[int, ...]]:
+    """Cores of each node, in order; empty tuples where nodes share them all."""
+    cpus = facts.cpus
+    if nodes == 1:
+        return (cpus,)
+    if facts.num_cpus < len(cpus):
+        # A quota is time on any core. Pinning to the first few would meet every other container that does so.
+        remarks.notes.append(f"a quota of {facts.num_cpus} CPUs holds here, so nodes are not pinned to cores")
+        return ((),) * nodes
+    if len(cpus) < nodes:
+        remarks.notes.append(f"{nodes} nodes share {len(cpus)} CPU core{_s(len(cpus))}: expect it to be slow")
+        return ((),) * nodes
+    size, more = divmod(len(cpus), nodes)
+    starts = [node * size + min(node, more) for node in range(nodes + 1)]
+    return [cpus[starts[node] : starts[node + 1]] for node in range(nodes)]
+
+
+def _given_threads(key: str, text: str, origin: str, remarks: Remarks) -> Threads:
+    """The user's own value; a list such as `4,2` has the number of the outermost level first."""
+    first = text.split(",", maxsplit=1)[0].strip()
+    if not first.isdecimal() or int(first) < 1:
+        remarks.problems.append(Finding(key, f"{key}: {text!r} is not a number of threads", "a whole number from 1 on"))
+        return Threads(count=1, value=text, origin=origin)
+    return Threads(count=int(first), value=text, origin=origin)
+
+
+def _workers(nodes: int, nproc: int) -> str:
+    return f"{nproc} per node x {_nodes(nodes)} = {nodes * nproc} workers"
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{_s(number)}"
+
+
+def _gpus(number: int) -> str:
+    return f"{number} GPU{_s(number)}"
+
+
+def _are(number: int) -> str:
+    return f"is {number}" if number == 1 else f"are {number}"
+
+
+def _s(number: int) -> str:
+    return "" if number == 1 else "s"

@@ -1,0 +1,49 @@
+"""The line per node that starts the same workers by hand, without us. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
+
+TORCHRUN_PORT = 29500
+"""Where the recipe fixes no port."""
+
+
+def torchrun_lines(plan: Plan, *, overrides: Sequence[str], cwd: str) -> Iterator[str]:
+    """One shell line for each node of the plan, to be run in `cwd`.
+
+    `overrides` are all that separate the recipe file from the plan's recipe, flags included.
+    """
+    start = "" if plan.worker.cwd == cwd else f"cd {shlex.quote(plan.worker.cwd)} && "
+    unset = [part for name in plan.env_unset for part in ("-u", name)]
+    start += " ".join(["env", *unset, *(f"{variable.name}={_quoted(variable.value)}" for variable in plan.env)])
+    before = f"torchrun --nnodes {len(plan.nodes)} --node-rank"
+    after = shlex.join(
+        [
+            *("--nproc-per-node", str(plan.nproc_per_node)),
+            *("--master-addr", plan.nodes[0].address),
+            *("--master-port", str(plan.master_port or TORCHRUN_PORT)),
+            *("--max-restarts", "0"),
+            *_program(plan, overrides),
+        ]
+    )
+    for node in plan.nodes:
+        gpus = f" CUDA_VISIBLE_DEVICES={','.join(map(str, node.gpus))}" if plan.device == "cuda" else ""
+        yield f"{start}{gpus} {before} {node.index} {after}"
+
+
+def _program(plan: Plan, overrides: Sequence[str]) -> list[str]:
+    """The program and its arguments, as torchrun takes them."""
+    worker = plan.worker
+    if worker.module is not None:
+        return ["-m", worker.module, str(plan.recipe_source), *overrides]
+    return [str(worker.script), *worker.argv]
+
+
+def _quoted(value: str) -> str:
+    """One word of a shell. zsh may take a leading `=` for the path of a command, which shlex does not know."""
+    return f"'{value}'" if value.startswith("=") and shlex.quote(value) == value else shlex.quote(value)

@@ -1,0 +1,73 @@
+"""The environment variables that all workers of a run have in common. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from launcher.planning.network import PREFIXES
+from launcher.planning.plan import EnvVar
+from launcher.planning.topology import Finding
+from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts
+    from launcher.planning.network import Network
+    from launcher.planning.topology import Device, Remarks, Threads
+    from launcher.recipe.schema import Recipe
+
+INSTEAD = {
+    "CUDA_VISIBLE_DEVICES": "export it before `launch` to choose among the GPUs; each node gets its share",
+    "LOCAL_WORLD_SIZE": "use resources.nproc_per_node",
+    "MASTER_PORT": "use network.master_port",
+    "TORCHELASTIC_MAX_RESTARTS": "use faults.max_restarts",
+    "WANDB_DIR": "W&B writes into the run directory; --runs-dir moves it",
+    "WANDB_MODE": "use tracking.wandb.mode",
+    "WANDB_RESUME": "it is always `allow`: a restarted run stays one run",
+    "WANDB_RUN_ID": "the run id is the W&B id too; name or --name is its first part",
+    "WORLD_SIZE": "use resources.nodes and resources.nproc_per_node",
+}
+"""What to do in place of setting a name that is ours, where there is something to do."""
+
+_OWNED = (TORCHRUN_NAMES | LAUNCH_NAMES | INSTEAD.keys()) - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+_SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_ACCESS_KEY")
+
+
+def worker_variables(
+    recipe: Recipe,
+    facts: Facts,
+    *,
+    device: Device,
+    threads: Threads,
+    network: Network,
+    origins: Mapping[str, str],
+    remarks: Remarks,
+) -> tuple[EnvVar, ...]:
+    """The variables of every worker, sorted by name. Names that are ours are problems."""
+    variables = {"PYTHONUNBUFFERED": EnvVar(name="PYTHONUNBUFFERED", value="1", origin="default")}
+    if device.name == "cuda" and "CUDA_DEVICE_ORDER" not in facts.environment:
+        # Device numbers in a plan are those of nvidia-smi; CUDA's own order is the fastest first.
+        variables["CUDA_DEVICE_ORDER"] = EnvVar(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", origin="default")
+    for name, value in recipe.env.items():
+        key = f"env.{name}"
+        _check_name(name, value, threads, remarks)
+        if not name.startswith(PREFIXES):  # those come back from the network, under the name that torch reads now
+            variables[name] = EnvVar(name=name, value=value, origin=origins.get(key, f"recipe:{key}"))
+    variables["OMP_NUM_THREADS"] = EnvVar(name="OMP_NUM_THREADS", value=threads.value, origin=threads.origin)
+    variables |= {variable.name: variable for variable in network.env}
+    return tuple(variables[name] for name in sorted(variables))
+
+
+def _check_name(name: str, value: str, threads: Threads, remarks: Remarks) -> None:
+    """Ranks, addresses and what is ours cannot be set by hand: two owners of one variable is how jobs hang."""
+    key = f"env.{name}"
+    if name in _OWNED or name.startswith("LAUNCH_"):
+        remarks.problems.append(
+            Finding(key, f"{key}: the launcher sets {name} for each worker", INSTEAD.get(name, "remove it"))
+        )
+    elif name == "OMP_NUM_THREADS" and value != threads.value:
+        remarks.problems.append(
+            Finding(key, f"{key}: {value} here, but resources.threads is {threads.value}", "keep one of the two")
+        )
+    elif name.upper().endswith(_SECRET_ENDINGS):
+        remarks.notes.append(f"{key} looks like a secret and is kept in the run directory; export it before `launch`")
