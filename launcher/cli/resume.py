@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +25,7 @@ def resume(run: str, overrides: tuple[str, ...], nodes: int | None, detach: bool
     from launcher.cli.runs import job_alive
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import get_executor
-    from launcher.runs.create import record_event, update_plan
+    from launcher.runs.create import record_event, resolved_recipe, update_plan
     from launcher.runs.find import find_run
     from launcher.runs.load import read_plan, read_record
 
@@ -44,7 +43,7 @@ def resume(run: str, overrides: tuple[str, ...], nodes: int | None, detach: bool
     executor = get_executor(plan.executor)
     refuse(executor, plan)
     with SignalInbox() as inbox:
-        update_plan(found, plan, resolved=plan.recipe)
+        update_plan(found, plan, resolved=resolved_recipe(plan))
         record_event(found, "resumed", overrides=list(overrides))
         return submit(plan, found, executor, inbox, detach=bool(detach), as_json=as_json)
 
@@ -84,5 +83,5 @@ def _new_plan(run: RunDir, old: Plan, overrides: tuple[str, ...], nodes: int | N
     from launcher.recipe.loader import load_recipe
 
     loaded = load_recipe(run.resolved, overrides, flags={} if nodes is None else {"--nodes": nodes})
-    root = Path(old.run_dir).parent
-    return make_plan(loaded, gather_facts(), run_id=run.run_id, runs_dir=root, executor=old.executor)
+    # The place is where the run is now: a folder that was moved goes on there.
+    return make_plan(loaded, gather_facts(), run_id=run.run_id, runs_dir=str(run.path.parent), executor=old.executor)

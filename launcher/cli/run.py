@@ -16,7 +16,7 @@ from launcher.cli.follow import follow
 from launcher.cli.signals import SignalInbox
 from launcher.errors import Problem, Refused
 from launcher.executors.base import Executor, get_executor
-from launcher.runs.create import create, new_run_id, record_event
+from launcher.runs.create import create, new_run_id, record_event, resolved_recipe
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -55,14 +55,14 @@ def launch_target(options: LaunchOptions) -> int:
         loaded,
         facts,
         run_id=new_run_id(loaded.recipe.name, now=datetime.now(), random=SystemRandom()),
-        runs_dir=runs_root(options.runs_dir, loaded.recipe.runs_dir, os.environ),
+        runs_dir=str(runs_root(options.runs_dir, loaded.recipe.runs_dir, os.environ)),
         executor=executor.name,
     )
     refuse(executor, plan)
     if options.dry_run:
         return show_plan(plan, as_json=options.as_json, verbose=options.verbose)
     with SignalInbox() as inbox:
-        run = create(plan, recipe_text=loaded.text, resolved=plan.recipe, command=sys.argv, facts=facts)
+        run = create(plan, recipe_text=loaded.text, resolved=resolved_recipe(plan), command=sys.argv, facts=facts)
         return submit(plan, run, executor, inbox, detach=bool(options.detach), as_json=options.as_json)
 
 

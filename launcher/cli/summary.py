@@ -82,10 +82,8 @@ def _evaluation(record: RunRecord, plan: Plan) -> list[tuple[str, float]]:
 
 
 def _restarts(record: RunRecord, plan: Plan) -> str:
-    limit = plan.limits.max_restarts
-    if record.state is RunState.FAILED and plan.resumable and limit and record.restarts >= limit:
-        return f"restarts {record.restarts}/{limit}: the budget is exhausted"
-    return f"restarts {record.restarts}"
+    of = f"/{plan.limits.max_restarts}" if record.state is RunState.FAILED and plan.resumable else ""
+    return f"restarts {record.restarts}{of}"
 
 
 def _times(result: Mapping[str, Any]) -> str:
@@ -100,13 +98,19 @@ def _failure(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path
     policy = _policy(first.get("cause"))
     what = first.get("message") or (policy.sentence if policy else "it ended")
     lines = [f"first  {_who(first, record)}: {what}"]
-    if first.get("log"):
-        log = Path(str(first["log"]))
-        lines.append(f"       {shown_path(log if log.is_absolute() else Path(plan.run_dir) / log, cwd)}")
+    lines += [f"       {first['place']}"] if first.get("place") else []
+    lines += [f"log    {shown_path(Path(plan.run_dir) / str(first['log']), cwd)}"] if first.get("log") else []
+    if decision := _decision(str(result.get("reason") or ""), str(what)):
+        lines.append(f"why    {decision}")
     exit_code = result.get("exit_code")
     if exit_code is not None:
         lines.append(f"exit   {exit_code}{_whose(exit_code, plan)}")
     return [*lines, f"hint   {policy.hint}"] if policy and policy.hint else lines
+
+
+def _decision(reason: str, message: str) -> str:
+    """What the head agent says beyond the message of the failure: `not restarted: ...`."""
+    return reason.removeprefix(message).lstrip("; ") if reason.startswith(message) else reason
 
 
 def _who(failure: Mapping[str, Any], record: RunRecord) -> str:
@@ -125,14 +129,10 @@ def _whose(exit_code: int, plan: Plan) -> str:
 def _place(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) -> str:
     line = f"run    {shown_path(Path(plan.run_dir), cwd)}"
     checkpoint = result.get("checkpoint") or {}
-    if record.state is RunState.SUCCEEDED and checkpoint.get("best"):
-        return f"{line}{_GAP}best checkpoint: {_name(checkpoint['best'])}"
-    newest = checkpoint.get("latest") or (record.checkpoints[-1].get("path") if record.checkpoints else None)
-    return f"{line}{_GAP}checkpoint: {_name(newest)}" if newest else line
-
-
-def _name(checkpoint: object) -> str:
-    return Path(str(checkpoint)).name
+    if record.state is RunState.SUCCEEDED and checkpoint.get("best") is not None:
+        return f"{line}{_GAP}best checkpoint: step-{checkpoint['best']}"
+    newest = checkpoint.get("latest") or (record.checkpoints[-1].get("step") if record.checkpoints else None)
+    return f"{line}{_GAP}checkpoint: step-{newest}" if newest is not None else line
 
 
 def _wandb(record: RunRecord) -> str:

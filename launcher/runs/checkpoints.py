@@ -39,10 +39,7 @@ def _numbered(which: str, steps: dict[int, Path]) -> int | None:
 
 def _best_step(run: RunDir) -> int | None:
     best = ((read_result(run) or {}).get("checkpoint") or {}).get("best")
-    if best is None:
-        marked = [
-            event for event in read_events(run.path) if event["event"] == "checkpoint_saved" and event.get("best")
-        ]
-        return int(marked[-1]["step"]) if marked else None
-    match = _STEP.fullmatch(Path(str(best)).name)
-    return int(match[1]) if match else None
+    if best is not None:
+        return int(best)
+    marked = [event for event in read_events(run.path) if event["event"] == "checkpoint_saved" and event.get("best")]
+    return int(marked[-1]["step"]) if marked else None

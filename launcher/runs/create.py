@@ -39,6 +39,12 @@ def new_run_id(name: str, *, now: datetime, random: Random) -> str:
     return f"{safe}-{now:%m%d-%H%M}-{''.join(random.choice(_ALPHABET) for _ in range(4))}"
 
 
+def resolved_recipe(plan: Plan) -> dict[str, Any]:
+    """The recipe as it was understood, in full: it plans the same run from any directory and without its parent."""
+    paths = {"workdir": plan.worker.cwd, "script": plan.worker.script, "extends": None}
+    return {key: value for key, value in {**plan.recipe, **paths}.items() if value is not None}
+
+
 def create(
     plan: Plan, *, recipe_text: str | None, resolved: Mapping[str, Any], command: Sequence[str], facts: Facts
 ) -> RunDir:

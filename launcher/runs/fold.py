@@ -22,6 +22,8 @@ class RunRecord:
     cause: Cause | None = None
     sentence: str = ""
     """Why it ended, or why its state is not known; empty while it runs."""
+    reason: str = ""
+    """The same in the words of the head agent, with what it decided."""
     exit_code: int | None = None
     ref: str | None = None
     """The job in the words of its executor. None = never submitted."""
@@ -112,6 +114,7 @@ def _resumed(record: RunRecord, event: Event) -> RunRecord:
         started_s=record.last_event_s,
         cause=None,
         sentence="",
+        reason="",
         exit_code=None,
         restarts=0,
         nodes=(),
@@ -244,6 +247,7 @@ def _with_result(record: RunRecord, result: Mapping[str, Any]) -> RunRecord:
         state=_state(result.get("state")),
         cause=cause,
         sentence=_sentence(cause),
+        reason=_text(result.get("reason")) or "",
         exit_code=_int(result.get("exit_code")),
         attempts=_int(result.get("attempts")) or record.attempts,
         restarts=_int(result.get("restarts")) or 0,
