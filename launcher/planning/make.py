@@ -180,7 +180,7 @@ def _notes(recipe: Recipe, device: Device, *, one_machine: bool, resumable: bool
 def _overrides(loaded: LoadedRecipe, facts: Facts, document: Mapping[str, Any], device: Device) -> list[str]:
     """All that separates the recipe file from the recipe of the plan: overrides, and flags written as such."""
     leaves = dict(_leaves(document))
-    flags = [f"{key}={leaves[key]}" for key, origin in loaded.origins.items() if origin.startswith("--")]
+    flags = [f"{key}={leaves[key]}" for key, origin in loaded.origins.items() if origin.startswith("flag ")]
     if device.name == "cpu" and loaded.recipe.resources.device == "auto" and facts.gpus:
         flags.append("resources.device=cpu")  # a worker alone would see the GPUs that the plan leaves out
     return [*loaded.overrides, *(flag for flag in flags if flag not in loaded.overrides)]

@@ -1,0 +1,181 @@
+"""A plan as text: what `--dry-run` prints. Pure, plain, and the same words as in the plan."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.planning.worker_env import worker_env
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts
+    from launcher.planning.plan import EnvVar, NodePlan, Plan
+
+MANY_NODES = 8
+"""Beyond this many, the first two and the last stand for all."""
+
+_GROUPS = ("recipe and command line", "your environment", "presets and auto", "defaults")
+
+
+def render_plan(plan: Plan, facts: Facts | None = None, *, verbose: bool = False) -> str:
+    """What would run, where, and where each value comes from. `verbose` adds the values that nobody set."""
+    blocks = [
+        [f"{plan.run_id}   dry run: nothing was started"],
+        _summary(plan, facts),
+        _titled("Nodes", _nodes(plan)),
+        _titled("Values" if verbose else "Values that are set or chosen (-v: all)", _values(plan, verbose=verbose)),
+        _titled("Environment of the workers", _environment(plan)),
+        _titled("Limits", _limits(plan)),
+        _titled("Agent", [shlex.join(plan.agent_argv)]),
+        _titled("The same by hand, one line per node", _some(plan.torchrun)),
+        _titled("Notes", [f"- {note}" for note in plan.notes]),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`0-3,8` for 0, 1, 2, 3, 8."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def _titled(title: str, lines: Sequence[str]) -> list[str]:
+    """A block, or nothing."""
+    return [title, *(f"  {line}".rstrip() for line in lines)] if lines else []
+
+
+def _summary(plan: Plan, facts: Facts | None) -> list[str]:
+    rows = [
+        ("recipe", plan.recipe_source or "none: a script of your own"),
+        ("runs", _program(plan)),
+        ("in", plan.worker.cwd),
+        ("where", _where(plan)),
+        ("workers", f"{plan.world_size} = {_count(len(plan.nodes), 'node')} x {plan.nproc_per_node} per node"),
+        ("device", f"{plan.device} ({plan.device_reason}), {plan.backend} over {plan.interface}"),
+        ("record", plan.run_dir),
+    ]
+    if facts is not None:
+        torch = "no torch" if facts.torch_version is None else f"torch {facts.torch_version}"
+        machine = f"{facts.hostname}: {_count(facts.num_cpus, 'CPU')}, {_count(len(facts.gpus), 'GPU')}"
+        rows.insert(3, ("machine", f"{machine}, Python {facts.python_version}, {torch}"))
+    return [f"{name:<9}{value}" for name, value in rows]
+
+
+def _program(plan: Plan) -> str:
+    worker = plan.worker
+    program = f"{worker.module}" if worker.module is not None else shlex.join([str(worker.script), *worker.argv])
+    if worker.preload is None:
+        return f"{program}, each worker in a fresh interpreter"
+    return f"{program}, forked from a process that has imported {', '.join(('torch', *worker.preload))}"
+
+
+def _where(plan: Plan) -> str:
+    if plan.executor != "local":
+        return plan.executor
+    return "local: " + (
+        "this machine" if len(plan.nodes) == 1 else f"{len(plan.nodes)} nodes on this machine, {len(plan.nodes)} agents"
+    )
+
+
+def _nodes(plan: Plan) -> list[str]:
+    rows = [_node(plan, node) for node in plan.nodes] if len(plan.nodes) <= MANY_NODES else _few_nodes(plan)
+    return _table([["node", "host", "address", "ranks", "CPUs", "GPUs"], *rows])
+
+
+def _few_nodes(plan: Plan) -> list[list[str]]:
+    first, second, last = (_node(plan, plan.nodes[index]) for index in (0, 1, -1))
+    return [first, second, ["..."], last]
+
+
+def _node(plan: Plan, node: NodePlan) -> list[str]:
+    first = node.index * plan.nproc_per_node
+    ranks = ranges(range(first, first + plan.nproc_per_node))
+    return [str(node.index), node.host, node.address, ranks, ranges(node.cpus) or "all", ranges(node.gpus) or "-"]
+
+
+def _values(plan: Plan, *, verbose: bool) -> list[str]:
+    return _table(
+        [[item.key, _text(item.value), item.origin] for item in plan.values if verbose or item.origin != "default"]
+    )
+
+
+def _environment(plan: Plan) -> list[str]:
+    """All variables by who decided, then the names that differ between workers."""
+    lines: list[str] = []
+    for number, title in enumerate(_GROUPS):
+        group = [variable for variable in plan.env if _group(variable) == number]
+        rows = _table([[f"  {item.name}", item.value, "" if number == 3 else item.origin] for item in group])
+        lines += [title, *rows] if rows else []
+    if plan.env_unset:
+        lines += ["taken out", *(f"  {name}" for name in plan.env_unset)]
+    return [*lines, "each worker's own, fresh for each attempt", *(f"  {line}" for line in _filled(_own_names(plan)))]
+
+
+def _own_names(plan: Plan) -> list[str]:
+    """Names whose values are made for one worker in one attempt; rank 0 has them all."""
+    first = worker_env(plan, node=0, local_rank=0, attempt=1, restarts=0, master_addr="", master_port=0, error_file="")
+    return sorted(first.keys() - {variable.name for variable in plan.env})
+
+
+def _group(variable: EnvVar) -> int:
+    if variable.origin == "default":
+        return 3
+    if variable.origin.startswith(("auto", "preset ")):
+        return 2
+    return 1 if variable.origin == "environment" else 0
+
+
+def _limits(plan: Plan) -> list[str]:
+    limits = plan.limits
+    port = "a free one for each attempt" if plan.master_port is None else f"{plan.master_port}, fixed"
+    return _table(
+        [
+            ["restarts", str(limits.max_restarts), "of the whole group, from the last checkpoint"],
+            ["stop", _seconds(limits.grace_s), "to save and leave, then killed"],
+            ["collective", _seconds(limits.network_timeout_s), "before a rank counts as stuck"],
+            ["joining", _seconds(limits.join_timeout_s), "for all nodes to come together"],
+            ["threads", str(plan.threads), "per worker"],
+            ["port", port],
+        ]
+    )
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+    """All lines of a few nodes; the first two and the last of many."""
+    return list(lines) if len(lines) <= MANY_NODES else [*lines[:2], "...", lines[-1]]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Left-aligned columns, two spaces apart."""
+    widths = [max((len(row[column]) for row in rows if len(row) > column + 1), default=0) for column in range(8)]
+    return ["  ".join(cell.ljust(widths[column]) for column, cell in enumerate(row)).rstrip() for row in rows]
+
+
+def _filled(names: Sequence[str], width: int = 90) -> Iterator[str]:
+    """Names in lines of at most `width` columns."""
+    line = ""
+    for name in names:
+        if line and len(line) + 1 + len(name) > width:
+            yield line
+            line = ""
+        line = f"{line} {name}".strip()
+    yield line
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _seconds(time_s: float) -> str:
+    return f"{time_s:g} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
