@@ -82,6 +82,6 @@ def _new_plan(run: RunDir, old: Plan, overrides: tuple[str, ...], nodes: int | N
     from launcher.planning.make import make_plan
     from launcher.recipe.loader import load_recipe
 
-    loaded = load_recipe(run.resolved, overrides, flags={} if nodes is None else {"--nodes": nodes})
+    loaded = load_recipe(run.resolved, overrides, flags={"resources.nodes": ("--nodes", nodes)})
     # The place is where the run is now: a folder that was moved goes on there.
     return make_plan(loaded, gather_facts(), run_id=run.run_id, runs_dir=str(run.path.parent), executor=old.executor)

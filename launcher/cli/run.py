@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.follow import follow
 from launcher.cli.signals import SignalInbox
-from launcher.errors import Problem, Refused
+from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, get_executor
 from launcher.runs.create import create, new_run_id, record_event, resolved_recipe
 
@@ -60,7 +60,7 @@ def launch_target(options: LaunchOptions) -> int:
     )
     refuse(executor, plan)
     if options.dry_run:
-        return show_plan(plan, as_json=options.as_json, verbose=options.verbose)
+        return show_plan(plan, facts, as_json=options.as_json, verbose=options.verbose)
     with SignalInbox() as inbox:
         run = create(plan, recipe_text=loaded.text, resolved=resolved_recipe(plan), command=sys.argv, facts=facts)
         return submit(plan, run, executor, inbox, detach=bool(options.detach), as_json=options.as_json)
@@ -71,17 +71,32 @@ def load_target(options: LaunchOptions) -> LoadedRecipe:
     from launcher.recipe.loader import load_recipe, script_recipe
 
     flags = {
-        key: value
-        for key, value in (
-            ("--nodes", options.nodes),
-            ("--nproc-per-node", options.nproc_per_node),
-            ("--name", options.name),
-        )
-        if value is not None
+        "name": ("--name", options.name),
+        "resources.nodes": ("--nodes", options.nodes),
+        "resources.nproc_per_node": ("--nproc-per-node", options.nproc_per_node),
     }
-    if Path(options.target).suffix == ".py":
-        return script_recipe(Path(options.target), options.script_args, options.overrides, flags=flags)
-    return load_recipe(Path(options.target), options.overrides, flags=flags)
+    target = Path(options.target)
+    if target.suffix == ".py":
+        return script_recipe(target, options.script_args, options.overrides, flags=flags)
+    _check_target(options)
+    return load_recipe(target, options.overrides, flags=flags)
+
+
+def _check_target(options: LaunchOptions) -> None:
+    """A mistyped command looks like a recipe; arguments after `--` go with a script only."""
+    if options.script_args:
+        message = f"arguments after `--` ({' '.join(options.script_args)}) go with SCRIPT.py, and this is a recipe"
+        hint = "KEY=VALUE changes a recipe; a recipe with `script:` has its arguments in `args:`"
+        raise RecipeError([Problem(where=options.target, message=message, hint=hint)])
+    if options.target.isidentifier() and not Path(options.target).exists():
+        from difflib import get_close_matches
+
+        from launcher.cli.app import COMMANDS
+
+        close = get_close_matches(options.target, COMMANDS, n=1)
+        hint = f"did you mean `launch {close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
+        message = "there is no such command, and no such recipe file"
+        raise RecipeError([Problem(where=options.target, message=message, hint=hint)])
 
 
 def choose_place(where: str | None, facts: Facts) -> str:
@@ -103,11 +118,11 @@ def refuse(executor: Executor, plan: Plan) -> None:
         raise Refused(problems)
 
 
-def show_plan(plan: Plan, *, as_json: bool, verbose: bool) -> int:
+def show_plan(plan: Plan, facts: Facts, *, as_json: bool, verbose: bool) -> int:
     """Print a plan, for people or for programs."""
     from launcher.planning.render import render_plan
 
-    print(plan.to_json() if as_json else render_plan(plan, verbose=verbose), end="" if as_json else "\n")
+    print(plan.to_json() if as_json else render_plan(plan, facts, verbose=verbose), end="")
     return 0
 
 

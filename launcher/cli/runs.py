@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-
     from launcher.executors.base import Executor, JobRef
     from launcher.runs.find import Pointer
     from launcher.runs.fold import RunRecord

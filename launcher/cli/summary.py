@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.screen import duration
+from launcher.runs.rundir import RunDir
 from launcher.runs.states import POLICIES, Cause, Policy, RunState
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def final_block(record: RunRecord, result: Mapping[str, Any] | None, plan: Plan,
             _progress(record, result, plan),
             _times(result),
             *_failure(record, result, plan, cwd),
+            "" if result else f"log    {shown_path(RunDir(Path(plan.run_dir)).agents_log, cwd)}",
             _place(record, result, plan, cwd),
             _wandb(record),
         ),

@@ -53,6 +53,11 @@ class RunDir:
         return self.path / "logs" / "console.log"
 
     @property
+    def agents_log(self) -> Path:
+        """What the supervisor and the agents say themselves; empty unless something is wrong with them."""
+        return self.path / "logs" / "agents.log"
+
+    @property
     def metrics(self) -> Path:
         """Written by rank 0 of the built-in job."""
         return self.path / "metrics.jsonl"
