@@ -1,0 +1,239 @@
+"""The channel between agents and the head agent: JSON lines over TCP, after an HMAC challenge with the run's token.
+
+    head -> agent   {"challenge": nonce}
+    agent -> head   {"answer": HMAC(token, "agent" + nonce), "challenge": nonce2}
+    head -> agent   {"answer": HMAC(token, "head" + nonce2)}          then messages both ways
+
+Whoever does not know the token is refused and logged; nothing is unpickled, nothing is read before the answer but one
+short line. The token itself never travels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from launcher.agent.loop import Loop
+
+Message = dict[str, Any]
+_MAX_LINE_BYTES = 4 << 20
+_MAX_STRANGER_BYTES = 512
+_HANDSHAKE_S = 10.0
+
+
+class ChannelError(Exception):
+    """The other side is not who it should be, or broke the protocol."""
+
+
+class Connection:
+    """One authenticated connection: sends and receives messages; calls back on each and once at its end."""
+
+    def __init__(self, sock: socket.socket, loop: Loop) -> None:
+        self.sock = sock
+        self.peer = _peer(sock)
+        self.on_message: Callable[[Message], None] = _nobody_listens
+        self.on_end: Callable[[str], None] = _nobody_listens
+        self._loop = loop
+        self._buffer = b""
+        self._open = True
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop.add(sock, self._read)
+
+    def send(self, message: Message) -> None:
+        """Send one message. A connection that breaks here ends through `on_end` like any other."""
+        if not self._open:
+            return
+        try:
+            self.sock.sendall(_encode(message))
+        except OSError as error:
+            self.end(str(error))
+
+    def check(self) -> None:
+        """Notice now whether the other side has gone (a node that joins twice may be its own successor)."""
+        if self._open:
+            self._read()
+
+    def end(self, reason: str) -> None:
+        """Close and report the end, once."""
+        if self._open:
+            self._open = False
+            self._loop.remove(self.sock)
+            self.sock.close()
+            self.on_end(reason)
+
+    def _read(self) -> None:
+        try:
+            data = self.sock.recv(1 << 18, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.end(str(error))
+            return
+        if not data:
+            self.end("closed by the other side")
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if len(self._buffer) > _MAX_LINE_BYTES:
+            self.end("a message without an end")
+            return
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                self.end("not a message of ours")
+                return
+            self.on_message(message)
+
+
+class Server:
+    """The head's side: accepts, challenges, and hands over those that know the token."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: bytes,
+        loop: Loop,
+        *,
+        on_connection: Callable[[Connection], None],
+        on_refused: Callable[[str, str], None],
+    ) -> None:
+        self._listener = listener
+        self._token = token
+        self._loop = loop
+        self._on_connection = on_connection
+        self._on_refused = on_refused
+        listener.setblocking(False)
+        loop.add(listener, self._accept)
+
+    def close(self) -> None:
+        """Stop accepting."""
+        self._loop.remove(self._listener)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        _Stranger(sock, self._token, self._loop, self._on_connection, self._on_refused)
+
+
+class _Stranger:
+    """A connection that has not answered the challenge yet. Never blocks the loop."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        token: bytes,
+        loop: Loop,
+        on_connection: Callable[[Connection], None],
+        on_refused: Callable[[str, str], None],
+    ) -> None:
+        self._sock, self._token, self._loop = sock, token, loop
+        self._on_connection, self._on_refused = on_connection, on_refused
+        self._nonce = secrets.token_hex(32)
+        self._buffer = b""
+        sock.setblocking(True)
+        sock.settimeout(_HANDSHAKE_S)
+        sock.sendall(_encode({"challenge": self._nonce}))
+        loop.add(sock, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_MAX_STRANGER_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._refuse(str(error))
+            return
+        self._buffer += data
+        line, line_end, rest = self._buffer.partition(b"\n")
+        if not line_end:
+            if not data or len(self._buffer) >= _MAX_STRANGER_BYTES:
+                self._refuse("did not answer the challenge")
+            return
+        try:
+            reply = json.loads(line)
+            answer, counter = str(reply["answer"]), str(reply["challenge"])
+        except (ValueError, KeyError, TypeError):
+            self._refuse("did not answer the challenge")
+            return
+        if rest or not hmac.compare_digest(answer, _sign(self._token, "agent", self._nonce)):
+            self._refuse("does not know the token of this run")
+            return
+        self._sock.sendall(_encode({"answer": _sign(self._token, "head", counter)}))
+        self._loop.remove(self._sock)
+        self._on_connection(Connection(self._sock, self._loop))
+
+    def _refuse(self, reason: str) -> None:
+        self._loop.remove(self._sock)
+        peer = _peer(self._sock)
+        self._sock.close()
+        self._on_refused(peer, reason)
+
+
+def connect(address: tuple[str, int], token: bytes, loop: Loop, *, timeout_s: float) -> Connection:
+    """Connect to the head and prove the token both ways. Raises OSError when it cannot be reached, ChannelError when
+    it is somebody else."""
+    sock = socket.create_connection(address, timeout=timeout_s)
+    try:
+        sock.settimeout(_HANDSHAKE_S)
+        nonce = str(_receive_line(sock).get("challenge"))
+        counter = secrets.token_hex(32)
+        sock.sendall(_encode({"answer": _sign(token, "agent", nonce), "challenge": counter}))
+        answer = str(_receive_line(sock).get("answer"))
+        if not hmac.compare_digest(answer, _sign(token, "head", counter)):
+            raise ChannelError(f"{address[0]}:{address[1]} does not know the token of this run")
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock, loop)
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A listening socket for the head; port 0 = a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024)
+
+
+def _receive_line(sock: socket.socket) -> Message:
+    # One byte at a time, so that nothing that follows the handshake is swallowed.
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = sock.recv(1)
+        if not byte or len(line) > _MAX_STRANGER_BYTES:
+            raise ChannelError("the other side did not finish the handshake")
+        line += byte
+    try:
+        message = json.loads(line)
+    except ValueError:
+        raise ChannelError("the other side does not speak this protocol") from None
+    if not isinstance(message, dict):
+        raise ChannelError("the other side does not speak this protocol")
+    return message
+
+
+def _sign(token: bytes, role: str, nonce: str) -> str:
+    # The role keeps an answer from being sent back to the one who asked.
+    return hmac.new(token, f"{role}:{nonce}".encode(), hashlib.sha256).hexdigest()
+
+
+def _encode(message: Message) -> bytes:
+    return json.dumps(message, ensure_ascii=False).encode() + b"\n"
+
+
+def _peer(sock: socket.socket) -> str:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "unknown"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _nobody_listens(_: object) -> None:
+    return None

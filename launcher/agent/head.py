@@ -1,0 +1,336 @@
+"""The head agent's decisions, as a pure state machine: messages of agents and the clock in, orders and records out.
+
+    JOINING --all ready--> RUNNING --all done--> OVER
+       ^                     |  |
+       |                     |  +--stop--> STOPPING --all done--> OVER
+       +--all killed, retry--+--failure, no retry--> ENDING --all killed--> OVER
+
+It owns the attempt number, the restart budget, which failure was the first, and how the run ends. Any node may be lost
+and come back at any time. Sockets, ports and files are `node.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
+from launcher.runs.states import POLICIES, Cause, RunState
+
+SETTLE_S = 1.0
+"""How long a lost peer waits for the failure that it is a consequence of. Ends as soon as that arrives."""
+WAITING_EVERY_S = 10.0
+SILENCE_S = 20.0
+"""An agent that says nothing for this long is lost (they say something every 2 s)."""
+
+
+class Phase(StrEnum):
+    """Where the run stands, for the head."""
+
+    JOINING = "joining"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDING = "ending"
+    OVER = "over"
+
+
+@dataclass(frozen=True)
+class Send:
+    """An order to every agent (node None) or to one."""
+
+    message: dict[str, Any]
+    node: int | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event to write down."""
+
+    event: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Say:
+    """A line for the person who watches."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The run is over."""
+
+    state: RunState
+    cause: Cause
+    exit_code: int
+    reason: str
+
+
+Effect = Send | Record | Say | Finish
+
+
+@dataclass
+class _Node:
+    host: str = "?"
+    joined: bool = False
+    ready: bool = False
+    heard_at_s: float = 0.0
+    done: dict[int, int] | None = None
+
+
+@dataclass
+class Head:
+    """Call the methods as things happen; carry out the effects they return, in order."""
+
+    node_count: int
+    max_restarts: int
+    resumable: bool
+    grace_s: float
+    join_timeout_s: float
+    pick_port: Callable[[], int]
+    """A free port on node 0 for the workers' store; called once per attempt."""
+    hosts: Mapping[int, str]
+    master_addr: str
+    now_s: float
+    attempt: int = 0
+    """The last one that was started."""
+    restarts: int = 0
+    phase: Phase = Phase.JOINING
+    stop_reason: str | None = None
+    first_failure: Failure | None = None
+    _nodes: dict[int, _Node] = field(default_factory=dict)
+    _suspects: list[Failure] = field(default_factory=list)
+    _deadline_s: float | None = None
+    _since_s: float = 0.0
+    _said_waiting_s: float = 0.0
+    _stops: dict[int, int] = field(default_factory=dict)
+    _stop_signum: int = 15
+    _end: Finish | None = None
+
+    def __post_init__(self) -> None:
+        self._nodes = {index: _Node(host=self.hosts.get(index, "?")) for index in range(self.node_count)}
+        self._since_s = self._said_waiting_s = self.now_s
+
+    # ---------------------------------------------------------------- what agents say
+
+    def succeed(self) -> list[Effect]:
+        """This head takes over from one whose process was lost in the middle of an attempt."""
+        self.phase = Phase.RUNNING
+        return self.lost(0, "its process ended")
+
+    def joined(self, node: int, host: str) -> list[Effect]:
+        """An agent has connected as this node."""
+        member = self._nodes[node]
+        member.joined, member.ready, member.host, member.heard_at_s = True, False, host, self.now_s
+        effects: list[Effect] = [Record("node_joined", {"node": node, "host": host})]
+        if self.phase in (Phase.OVER, Phase.ENDING):
+            return [*effects, Send({"type": "kill"}, node)]
+        return [*effects, Send({"type": "welcome"}, node)]
+
+    def duplicate(self, node: int, host: str) -> list[Effect]:
+        """A second agent claims a node rank that is taken, so another rank is missing. Ends the run."""
+        text = f"node rank {node} was claimed twice: by {self._nodes[node].host} and by {host}"
+        return self._finish_with(RunState.FAILED, Cause.RENDEZVOUS, 1, text)
+
+    def heard(self, node: int) -> None:
+        """An agent is alive."""
+        self._nodes[node].heard_at_s = self.now_s
+
+    def ready(self, node: int) -> list[Effect]:
+        """An agent has no workers (any more) and waits for orders."""
+        self._nodes[node].ready = True
+        return self._advance()
+
+    def done(self, node: int, attempt: int, exit_codes: Mapping[int, int]) -> list[Effect]:
+        """All workers of a node have ended by themselves, each with 0 or 75."""
+        if attempt != self.attempt:
+            return []
+        self._nodes[node].done = dict(exit_codes)
+        return self._advance()
+
+    def failed(self, failure: Failure) -> list[Effect]:
+        """A worker has ended as it should not have."""
+        if failure.attempt != self.attempt or self.phase in (Phase.JOINING, Phase.OVER):
+            return []
+        effects: list[Effect] = [Record("failure", {**asdict(failure), "cause": failure.cause.value})]
+        if self.phase is Phase.ENDING:
+            return effects
+        if self.phase is Phase.STOPPING:
+            return effects + self._stopped_without_checkpoint(failure)
+        if failure.cause is Cause.PEER_LOST:
+            self._suspects.append(failure)
+            if self._deadline_s is None:
+                self._deadline_s = self.now_s + SETTLE_S
+            return effects
+        return effects + self._act_on(failure)
+
+    def lost(self, node: int, reason: str) -> list[Effect]:
+        """The connection to an agent has ended."""
+        member = self._nodes[node]
+        member.joined = member.ready = False
+        if self.phase is Phase.OVER:
+            return []
+        effects: list[Effect] = [Record("node_lost", {"node": node, "host": member.host, "reason": reason})]
+        if self.phase is Phase.RUNNING and member.done is None:
+            failure = Failure(
+                attempt=self.attempt,
+                node=node,
+                rank=-1,
+                pid=-1,
+                exit_code=1,
+                cause=Cause.NODE_LOST,
+                message=f"the agent of node {node} ({member.host}) was lost: {reason}",
+                place="",
+                log="",
+            )
+            return effects + self.failed(failure)
+        if self.phase is Phase.STOPPING:
+            return effects + self._order_end(self._stopped_end(saved=False))
+        return effects + self._advance()
+
+    def stop(self, node: int, reason: str, signum: int, grace_s: float | None = None) -> list[Effect]:
+        """Somebody asks the run to stop. The second request through the same node ends it at once."""
+        self._stops[node] = self._stops.get(node, 0) + 1
+        if self.phase in (Phase.ENDING, Phase.OVER):
+            return []
+        if self._stops[node] > 1:
+            return [Say("second request to stop: ending now"), *self._order_end(self._stopped_end(saved=False))]
+        if self.stop_reason is not None:
+            return []
+        self.stop_reason, self._stop_signum = reason, signum
+        grace_s = self.grace_s if grace_s is None else min(grace_s, self.grace_s)
+        effects: list[Effect] = [
+            Record("stop_requested", {"reason": reason, "grace_s": grace_s}),
+            Say(f"{reason}: stopping; up to {grace_s:g} s to save and leave"),
+        ]
+        if self.phase is Phase.JOINING:
+            return effects + self._order_end(self._stopped_end(saved=False))
+        self.phase, self._deadline_s = Phase.STOPPING, self.now_s + grace_s
+        return [*effects, Send({"type": "stop"})]
+
+    def tick(self) -> list[Effect]:
+        """Time has passed (`now_s` is already set)."""
+        effects: list[Effect] = []
+        for index, member in self._nodes.items():
+            if member.joined and self.now_s - member.heard_at_s > SILENCE_S:
+                effects += [Send({"type": "leave"}, index), *self.lost(index, f"nothing heard for {SILENCE_S:g} s")]
+        if self.phase is Phase.JOINING:
+            effects += self._wait_for_nodes()
+        elif self._deadline_s is not None and self.now_s >= self._deadline_s:
+            effects += self._deadline_passed()
+        return effects
+
+    # ---------------------------------------------------------------- what follows
+
+    def _advance(self) -> list[Effect]:
+        """Do what becomes possible once every node has reported."""
+        members = self._nodes.values()
+        if self.phase is Phase.JOINING and all(member.ready for member in members):
+            return self._start()
+        if self.phase in (Phase.RUNNING, Phase.STOPPING) and all(member.done is not None for member in members):
+            codes = [code for member in members for code in (member.done or {}).values()]
+            if STOPPED_EXIT_CODE in codes:
+                return self._over(self._stopped_end(saved=True))
+            return self._over(Finish(RunState.SUCCEEDED, Cause.DONE, 0, "all workers finished"))
+        if self.phase is Phase.ENDING and all(member.ready or not member.joined for member in members):
+            assert self._end is not None
+            return self._over(self._end)
+        return []
+
+    def _start(self) -> list[Effect]:
+        self.attempt += 1
+        self.phase, self._deadline_s = Phase.RUNNING, None
+        self._suspects.clear()
+        for member in self._nodes.values():
+            member.ready, member.done = False, None
+        port = self.pick_port()
+        order = {
+            "type": "start",
+            "attempt": self.attempt,
+            "restarts": self.restarts,
+            "master_addr": self.master_addr,
+            "master_port": port,
+        }
+        started = {"attempt": self.attempt, "master_addr": self.master_addr, "master_port": port}
+        return [Record("attempt_started", {**started, "nodes": self.node_count}), Send(order)]
+
+    def _act_on(self, failure: Failure) -> list[Effect]:
+        self.first_failure = failure
+        ended = Record("attempt_ended", {"attempt": self.attempt, "cause": failure.cause.value})
+        why_not = self._why_no_restart(failure)
+        if why_not:
+            reason = f"{failure.message}; not restarted: {why_not}"
+            end = Finish(RunState.FAILED, failure.cause, failure.exit_code, reason)
+            return [ended, *self._order_end(end)]
+        self.restarts += 1
+        self.phase, self._deadline_s = Phase.JOINING, None
+        self._since_s = self._said_waiting_s = self.now_s
+        told = f"{_whose(failure)}: {failure.message}; restarting (restart {self.restarts} of {self.max_restarts})"
+        restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
+        return [ended, Record("restarting", restarting), Say(told), Send({"type": "kill"})]
+
+    def _why_no_restart(self, failure: Failure) -> str:
+        policy = POLICIES[failure.cause]
+        if not policy.retry:
+            return f"{policy.sentence} repeats"
+        if not self.resumable:
+            return "the script declares no `resume:`, and a restart from zero over old outputs is worse than a stop"
+        if self.restarts >= self.max_restarts:
+            return f"restarts exhausted ({self.restarts}/{self.max_restarts})"
+        return ""
+
+    def _deadline_passed(self) -> list[Effect]:
+        self._deadline_s = None
+        if self.phase is Phase.RUNNING and self._suspects:
+            return self._act_on(self._suspects[0])
+        if self.phase is Phase.STOPPING:
+            text = "the grace time is over: ending now, without a new checkpoint"
+            return [Say(text), *self._order_end(self._stopped_end(saved=False))]
+        return []
+
+    def _wait_for_nodes(self) -> list[Effect]:
+        waited_s = self.now_s - self._since_s
+        missing = {index: member.host for index, member in self._nodes.items() if not member.ready}
+        names = ", ".join(f"node {index} ({host})" for index, host in missing.items())
+        if missing and waited_s > self.join_timeout_s:
+            text = f"{names} did not come within {self.join_timeout_s:g} s"
+            cause = Cause.NODE_LOST if self.attempt else Cause.RENDEZVOUS
+            return self._finish_with(RunState.FAILED, cause, 1, text)
+        if missing and self.now_s - self._said_waiting_s >= WAITING_EVERY_S:
+            self._said_waiting_s = self.now_s
+            fields = {"missing": sorted(missing), "waited_s": round(waited_s, 1)}
+            return [Record("waiting", fields), Say(f"waiting for {names}, {waited_s:.0f} s")]
+        return []
+
+    def _stopped_without_checkpoint(self, failure: Failure) -> list[Effect]:
+        """A worker died of the stop (a script without a handler) or beside it."""
+        by_signal = failure.exit_code > 128 or failure.cause is Cause.PEER_LOST
+        end = self._stopped_end(saved=False)
+        if not by_signal:
+            end = Finish(end.state, end.cause, failure.exit_code, end.reason)
+        return self._order_end(end)
+
+    def _stopped_end(self, *, saved: bool) -> Finish:
+        cause = Cause.LAUNCHER_LOST if self.stop_reason == "the launcher was killed" else Cause.CANCELLED
+        code = STOPPED_EXIT_CODE if saved else 128 + self._stop_signum
+        return Finish(RunState.CANCELLED, cause, code, self.stop_reason or "a worker was asked to stop")
+
+    def _finish_with(self, state: RunState, cause: Cause, exit_code: int, text: str) -> list[Effect]:
+        return [Say(text), *self._order_end(Finish(state, cause, exit_code, text))]
+
+    def _order_end(self, end: Finish) -> list[Effect]:
+        """Kill what runs, then be over."""
+        self._end, self.phase, self._deadline_s = end, Phase.ENDING, None
+        return [Send({"type": "kill"}), *self._advance()]
+
+    def _over(self, end: Finish) -> list[Effect]:
+        self.phase = Phase.OVER
+        fields = {"state": end.state.value, "cause": end.cause.value, "exit_code": end.exit_code, "reason": end.reason}
+        return [Record("finished", fields), end, Send({"type": "end", "exit_code": end.exit_code})]
+
+
+def _whose(failure: Failure) -> str:
+    return f"node {failure.node}" if failure.rank < 0 else f"rank {failure.rank} on node {failure.node}"

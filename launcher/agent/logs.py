@@ -1,0 +1,88 @@
+"""What the workers print: whole lines into one file per rank, and onto the console what a person wants to see."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+_MAX_LINE_BYTES = 1 << 20
+"""A longer "line" (a progress bar that never ends one) is written in pieces."""
+MAX_LOG_BYTES = 1 << 30
+"""Of one rank in one attempt. What comes after is dropped, and said in the log."""
+
+
+class LineFile:
+    """A file that only ever gets whole lines, several writers at once included (O_APPEND, one write each)."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._left_bytes = max_bytes
+
+    def write(self, lines: bytes) -> None:
+        """Append bytes that end in a line end."""
+        if self._left_bytes <= 0:
+            return
+        self._left_bytes -= len(lines)
+        if self._left_bytes <= 0:
+            lines += b"launch: this log has reached its limit; what follows is dropped\n"
+        view = memoryview(lines)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class Stream:
+    """The read end of a worker's stdout or stderr, cut into whole lines."""
+
+    def __init__(self, fd: int, on_lines: Callable[[bytes], None]) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._on_lines = on_lines
+        self._rest = b""
+
+    def fileno(self) -> int:
+        """The descriptor, for the loop."""
+        return self._fd
+
+    def read(self) -> bool:
+        """Take what is there and hand on its whole lines. False at the end of the stream."""
+        try:
+            data = os.read(self._fd, 1 << 18)
+        except BlockingIOError:
+            return True
+        self._take(data)
+        return bool(data)
+
+    def drain_and_close(self) -> None:
+        """Take what a worker that has ended left in the pipe, without waiting: its children may hold the pipe open."""
+        while True:
+            try:
+                data = os.read(self._fd, 1 << 18)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            self._take(data)
+        if self._rest:
+            self._on_lines(self._rest + b"\n")
+            self._rest = b""
+        os.close(self._fd)
+
+    def _take(self, data: bytes) -> None:
+        whole, line_end, rest = (self._rest + data).rpartition(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            whole, line_end, rest = whole + line_end + rest, b"\n", b""
+        self._rest = rest
+        if line_end:
+            self._on_lines(whole + line_end)
+
+
+def prefixed(lines: bytes, prefix: str) -> bytes:
+    """Put `node:rank ` before each line."""
+    mark = prefix.encode() + b" "
+    return b"".join(mark + line + b"\n" for line in lines[:-1].split(b"\n"))

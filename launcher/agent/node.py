@@ -1,0 +1,178 @@
+"""The agent: one process per node. It joins, starts the workers, watches, stops and restarts them as the head orders.
+
+On node 0 the same process, in the same loop, is the head.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections import deque
+from typing import Any
+
+from launcher.agent import channel
+from launcher.agent.causes import Failure
+from launcher.agent.elastic import run_elastic_agent
+from launcher.agent.logs import LineFile
+from launcher.agent.loop import Loop
+from launcher.agent.office import HeadOffice
+from launcher.agent.workers import Attempt, Workers
+from launcher.planning.plan import Plan
+from launcher.runs.events import EventWriter
+from launcher.runs.rundir import RunDir
+
+HEARTBEAT_S = 2.0
+RECONNECT_S = 0.2
+LAUNCHER_LOST_SIGNAL = signal.SIGUSR2
+"""From the supervisor: the launcher of this foreground run was killed."""
+LAUNCHER_LOST_GRACE_S = 5.0
+_REASONS = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "TERM",
+    signal.SIGHUP: "HUP",
+    LAUNCHER_LOST_SIGNAL: "the launcher was killed",
+}
+
+
+class NodeAgent:
+    """Implements `elastic.Node`."""
+
+    def __init__(
+        self, plan: Plan, run: RunDir, node: int, *, zygote_end: socket.socket, head_endpoint: tuple[str, int]
+    ) -> None:
+        self.run_id, self.node, self.node_count = plan.run_id, node, len(plan.nodes)
+        self.nproc, self.max_restarts = plan.nproc_per_node, plan.limits.max_restarts
+        self.exit_code: int | None = None
+        self._plan, self._run, self._endpoint = plan, run, head_endpoint
+        self._loop = Loop()
+        self._events = EventWriter(run.path, f"node-{node}")
+        self._orders: deque[dict[str, Any]] = deque()
+        self._head: channel.Connection | None = None
+        self._office: HeadOffice | None = None
+        self._workers = Workers(plan, run, node=node, loop=self._loop, events=self._events, zygote_end=zygote_end)
+        self._workers.on_failure = self._report_failure
+        self._workers.on_done = self._report_done
+        self._loop.on_signals(_REASONS, self._on_signal)
+        self._pending_stops: list[dict[str, Any]] = []
+
+    def serve(self, listener: socket.socket | None) -> None:
+        """Run until the head says that the run is over. `listener`: this is node 0, and the head too."""
+        me = self._plan.nodes[self.node]
+        host = socket.gethostname()
+        self._events.write("agent_started", node=self.node, pid=os.getpid(), host=host)
+        self._events.write("node_bound", node=self.node, host=host, address=me.address, cpus=me.cpus, gpus=me.gpus)
+        if listener is not None:
+            self._office = HeadOffice(self._plan, self._run, self._loop, listener, to_self=self._on_message)
+        self._join()
+        self._loop.every(HEARTBEAT_S, lambda: self._tell({"type": "heartbeat"}))
+        run_elastic_agent(self)
+
+    # ---------------------------------------------------------------- elastic.Node
+
+    def next_attempt(self) -> Attempt | None:
+        """Wait for a start; None when the run is over."""
+        while True:
+            self._loop.run_until(lambda: bool(self._orders))
+            order = self._orders.popleft()
+            if order["type"] == "start":
+                return Attempt(**{key: order[key] for key in ("attempt", "restarts", "master_addr", "master_port")})
+            if order["type"] == "end":
+                return None
+            self.kill_workers()
+            if order["type"] == "rejoin":
+                self._join()
+            else:  # welcome, kill
+                self._tell({"type": "ready"})
+
+    def start_workers(self, attempt: Attempt) -> dict[int, int]:
+        """Start one worker per local rank."""
+        return self._workers.start(attempt)
+
+    def wait_for_order(self) -> bool:
+        """True: kill and be ready for the next attempt; the order stays for `next_attempt`. False: over."""
+        self._loop.run_until(lambda: bool(self._orders))
+        return bool(self._orders[0]["type"] != "end")
+
+    def kill_workers(self) -> None:
+        """End the workers and what they left behind."""
+        self._workers.kill()
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """By global rank."""
+        return self._workers.exit_codes()
+
+    def failures(self) -> dict[int, tuple[int, int, int, str]]:
+        """By global rank."""
+        return self._workers.failures()
+
+    # ---------------------------------------------------------------- the head
+
+    def _join(self) -> None:
+        if self._office is not None:
+            self._office.join_self(socket.gethostname())
+            return
+        deadline = time.monotonic() + self._plan.limits.join_timeout_s
+        token = bytes.fromhex(self._run.token.read_text())
+        while self._head is None:
+            try:
+                self._head = channel.connect(self._endpoint, token, self._loop, timeout_s=10.0)
+            except OSError as error:
+                if time.monotonic() > deadline or self._pending_stops:
+                    self._give_up(f"the head agent at {self._endpoint[0]}:{self._endpoint[1]} was not reached: {error}")
+                    return
+                self._loop.run_until(lambda: bool(self._pending_stops), timeout_s=RECONNECT_S)
+        self._head.on_message = self._on_message
+        self._head.on_end = self._on_head_lost
+        self._tell({"type": "join", "node": self.node, "host": socket.gethostname(), "pid": os.getpid()})
+        for stop in self._pending_stops:
+            self._tell(stop)
+
+    def _give_up(self, reason: str) -> None:
+        LineFile(self._run.console).write(f"launch | node {self.node}: {reason}\n".encode())
+        self.exit_code = 1
+        self._orders.append({"type": "end"})
+
+    def _on_head_lost(self, reason: str) -> None:
+        """The head's process has ended; its successor waits for us on the same endpoint."""
+        if self.exit_code is None:
+            self._head = None
+            self._events.write("head_lost", node=self.node, reason=reason)
+            self._orders.append({"type": "rejoin"})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if self._office is not None:
+            self._office.hear_self(message)
+        elif self._head is not None:
+            self._head.send(message)
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "stop":
+            self._workers.stop()
+        elif kind == "end":
+            self.exit_code = message["exit_code"]
+            self._orders.append(message)
+        elif kind == "refused":
+            self._give_up(message["reason"])
+        else:
+            self._orders.append(message)
+
+    def _on_signal(self, signum: int) -> None:
+        if signum not in _REASONS:
+            return  # SIGCHLD of a replaced zygote
+        grace_s = LAUNCHER_LOST_GRACE_S if signum == LAUNCHER_LOST_SIGNAL else None
+        told = signal.SIGTERM if signum == LAUNCHER_LOST_SIGNAL else signum
+        stop = {"type": "stop", "reason": _REASONS[signal.Signals(signum)], "signum": int(told), "grace_s": grace_s}
+        if self._office is None and self._head is None:
+            self._pending_stops.append(stop)
+        self._tell(stop)
+
+    def _report_failure(self, failure: Failure) -> None:
+        fields = {key: getattr(failure, key) for key in Failure.__dataclass_fields__}
+        self._tell({"type": "failed", "failure": {**fields, "cause": failure.cause.value}})
+
+    def _report_done(self, attempt: int, exit_codes: dict[int, int]) -> None:
+        codes = {str(rank): code for rank, code in exit_codes.items()}
+        self._tell({"type": "done", "attempt": attempt, "exit_codes": codes})

@@ -1,0 +1,162 @@
+"""Where the head's decisions meet the world: connections in, effects out. Lives in the agent of node 0."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launcher.agent.causes import Failure
+from launcher.agent.channel import Connection, Server
+from launcher.agent.head import Effect, Finish, Head, Record, Say, Send
+from launcher.agent.logs import LineFile
+from launcher.agent.loop import Loop
+from launcher.agent.result import write_result
+from launcher.planning.plan import Plan
+from launcher.runs.events import EventWriter, read_events
+from launcher.runs.rundir import RunDir
+from launcher.runs.states import Cause
+
+_TICK_S = 0.25
+
+
+class HeadOffice:
+    """Carries messages to the head and its effects out. `to_self` hears what is sent to node 0, in the same process."""
+
+    def __init__(
+        self, plan: Plan, run: RunDir, loop: Loop, listener: socket.socket, *, to_self: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._plan, self._run, self._to_self = plan, run, to_self
+        self._events = EventWriter(run.path, "head")
+        self._console = LineFile(run.console)
+        self._connections: dict[int, Connection] = {}
+        self._port_holder: socket.socket | None = None
+        past = read_events(run.path)
+        attempts = [event for event in past if event["event"] == "attempt_started"]
+        begun = max((index for index, event in enumerate(past) if event["event"] in ("created", "resumed")), default=0)
+        lately = past[begun:]
+        self._head = Head(
+            node_count=len(plan.nodes),
+            max_restarts=plan.limits.max_restarts,
+            resumable=plan.resumable,
+            grace_s=plan.limits.grace_s,
+            join_timeout_s=plan.limits.join_timeout_s,
+            pick_port=self._pick_port,
+            hosts={node.index: node.host for node in plan.nodes},
+            master_addr=plan.nodes[0].address,
+            now_s=time.monotonic(),
+            attempt=max((event["attempt"] for event in attempts), default=0),
+            restarts=max((event["restarts"] for event in lately if event["event"] == "restarting"), default=0),
+        )
+        if any(event["event"] == "attempt_started" for event in lately):
+            self._do(self._head.succeed())
+        token = bytes.fromhex(run.token.read_text())
+        Server(listener, token, loop, on_connection=self._greet, on_refused=self._refused)
+        loop.every(_TICK_S, self._tick)
+
+    def join_self(self, host: str) -> None:
+        """Node 0 joins without a socket."""
+        self._do(self._head.joined(0, host))
+
+    def hear_self(self, message: dict[str, Any]) -> None:
+        """A message of node 0's own agent."""
+        self._hear(0, message)
+
+    # ---------------------------------------------------------------- in
+
+    def _greet(self, connection: Connection) -> None:
+        connection.on_message = lambda message: self._join(connection, message)
+        connection.on_end = lambda reason: None
+
+    def _refused(self, peer: str, reason: str) -> None:
+        self._events.write("stranger_refused", peer=peer, reason=reason)
+
+    def _join(self, connection: Connection, message: dict[str, Any]) -> None:
+        node, host = message.get("node"), str(message.get("host"))
+        if message.get("type") != "join" or not isinstance(node, int) or not 0 <= node < len(self._plan.nodes):
+            connection.send({"type": "refused", "reason": f"there is no node {node!r} in this plan"})
+            connection.end("not a node of this run")
+            return
+        if node in self._connections:
+            self._connections[node].check()  # it may be the successor of one whose end is not noticed yet
+        if node == 0 or node in self._connections:
+            reason = f"node rank {node} is taken; two agents were given the same rank"
+            connection.send({"type": "refused", "reason": reason})
+            connection.end(reason)
+            self._do(self._head.duplicate(node, host))
+            return
+        self._connections[node] = connection
+        connection.on_message = lambda heard: self._hear(node, heard)
+        connection.on_end = lambda reason: self._lost(node, connection, reason)
+        self._do(self._head.joined(node, host))
+
+    def _lost(self, node: int, connection: Connection, reason: str) -> None:
+        if self._connections.get(node) is connection:
+            del self._connections[node]
+            self._tick_clock()
+            self._do(self._head.lost(node, reason))
+
+    def _hear(self, node: int, message: dict[str, Any]) -> None:
+        self._tick_clock()
+        head = self._head
+        head.heard(node)
+        kind = message["type"]
+        if kind == "ready":
+            self._do(head.ready(node))
+        elif kind == "failed":
+            raw = message["failure"]
+            self._do(head.failed(Failure(**{**raw, "cause": Cause(raw["cause"])})))
+        elif kind == "done":
+            codes = {int(rank): code for rank, code in message["exit_codes"].items()}
+            self._do(head.done(node, message["attempt"], codes))
+        elif kind == "stop":
+            self._do(head.stop(node, message["reason"], message["signum"], message["grace_s"]))
+
+    def _tick(self) -> None:
+        self._tick_clock()
+        self._head.heard(0)
+        self._do(self._head.tick())
+
+    def _tick_clock(self) -> None:
+        self._head.now_s = time.monotonic()
+
+    # ---------------------------------------------------------------- out
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect)
+            elif isinstance(effect, Record):
+                if effect.event == "stop_requested":
+                    self._run.stop_file.touch()
+                self._events.write(effect.event, **effect.fields)
+            elif isinstance(effect, Say):
+                self._console.write(f"launch | {effect.text}\n".encode())
+            elif isinstance(effect, Finish):
+                head = self._head
+                first = head.first_failure
+                write_result(self._run, self._plan, effect, attempt=head.attempt, restarts=head.restarts, first=first)
+
+    def _send(self, effect: Send) -> None:
+        for node in range(len(self._plan.nodes)) if effect.node is None else [effect.node]:
+            if node == 0:
+                self._to_self(effect.message)
+            elif node in self._connections:
+                self._connections[node].send(effect.message)
+
+    def _pick_port(self) -> int:
+        """A free port for this attempt, held by a bound socket that does not listen until the next attempt.
+
+        While it is held nobody else is given the port, and the workers' store, which sets SO_REUSEADDR too, can listen.
+        """
+        if self._plan.master_port is not None:
+            return self._plan.master_port
+        if self._port_holder is not None:
+            self._port_holder.close()
+        family = socket.AF_INET6 if ":" in self._plan.nodes[0].address else socket.AF_INET
+        self._port_holder = socket.socket(family, socket.SOCK_STREAM)
+        self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port_holder.bind(("", 0))
+        port: int = self._port_holder.getsockname()[1]
+        return port

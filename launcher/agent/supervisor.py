@@ -1,0 +1,136 @@
+"""The parent of a local run: imports once, forks one agent per node, stays single-threaded, and sees all of them out.
+
+It replaces an agent that was killed (its peers wait), passes signals on, and ends the run when the launcher of a
+foreground run is gone. It writes no results: that is the head agent's, in the agent of node 0.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import NoReturn
+
+from launcher.agent import channel, proc, zygote
+from launcher.planning.plan import Plan
+from launcher.runs.events import EventWriter
+from launcher.runs.rundir import RunDir
+
+_ENGINE = ("torch.distributed.elastic.agent.server.api",)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_BACKSTOP_S = 3.0
+"""Beyond the grace time: an agent that does not end by then is killed, and its zygote ends its workers."""
+
+
+def supervise(plan: Plan, run: RunDir, *, watch_fd: int | None) -> NoReturn:
+    """Run all agents of a local run and exit when they have ended. `watch_fd`: at its end the launcher is gone."""
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    for signum in (*_FORWARDED, signal.SIGCHLD):
+        signal.signal(signum, lambda *_: None)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    proc.adopt_orphans()
+    # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
+    listener = channel.listen("127.0.0.1")
+    zygote.preload([*_ENGINE, *(plan.worker.preload or ())])
+    code = _Supervisor(plan, run, listener, read_end, watch_fd).run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+class _Supervisor:
+    def __init__(self, plan: Plan, run: RunDir, listener: socket.socket, signals: int, watch_fd: int | None) -> None:
+        self._plan, self._run, self._listener = plan, run, listener
+        self._signals, self._watch_fd = signals, watch_fd
+        self._events = EventWriter(run.path, f"supervisor-{os.getpid()}")
+        self._agents: dict[int, int] = {}
+        self._replaced = 0
+        self._stop_by_s: float | None = None
+        self._crashed = False
+
+    def run(self) -> int:
+        """Fork, watch, see out; 0 when the agents ended in order (result.json says how the run did), else 70."""
+        self._events.write("supervisor_started", pid=os.getpid(), host=socket.gethostname())
+        for node in self._plan.nodes:
+            self._fork(node.index)
+        while self._agents:
+            self._wait()
+            self._reap()
+            if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
+                for pid in self._agents.values():
+                    proc.send_signal(pid, signal.SIGKILL)
+        left = 0
+        while (alive := proc.sweep()) or proc.children():
+            left += alive
+            os.waitpid(-1, 0)
+        self._events.write("supervisor_ended", exit_code=70 if self._crashed else 0, swept=left)
+        return 70 if self._crashed else 0
+
+    def _fork(self, node: int) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            proc.die_with_parent(parent)
+            _run_agent(self._plan, self._run, node, self._listener)
+        self._agents[node] = pid
+
+    def _wait(self) -> None:
+        fds = [self._signals] + ([self._watch_fd] if self._watch_fd is not None else [])
+        timeout_s = None if self._stop_by_s is None else max(0.0, self._stop_by_s - time.monotonic()) + 0.01
+        ready, _, _ = select.select(fds, [], [], timeout_s)
+        if self._signals in ready:
+            for signum in os.read(self._signals, 64):
+                if signum in _FORWARDED:
+                    self._stop(signum, self._plan.limits.grace_s)
+        if self._watch_fd in ready and not os.read(self._watch_fd, 1):
+            self._watch_fd = None
+            from launcher.agent.node import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
+
+            self._stop(LAUNCHER_LOST_SIGNAL, LAUNCHER_LOST_GRACE_S)
+
+    def _stop(self, signum: int, grace_s: float) -> None:
+        by_s = time.monotonic() + grace_s + _BACKSTOP_S
+        self._stop_by_s = by_s if self._stop_by_s is None else min(by_s, self._stop_by_s)
+        for pid in self._agents.values():
+            proc.send_signal(pid, signum)
+
+    def _reap(self) -> None:
+        while (pid := proc.next_ended_child()) is not None:
+            _, status = os.waitpid(pid, 0)
+            node = next((index for index, agent in self._agents.items() if agent == pid), None)
+            if node is None:
+                continue  # an orphan of a killed agent
+            del self._agents[node]
+            if status != 0:
+                self._lost(node, pid, status)
+
+    def _lost(self, node: int, pid: int, status: int) -> None:
+        self._events.write("agent_lost", node=node, pid=pid, status=status)
+        killed = os.WIFSIGNALED(status)
+        if killed and self._stop_by_s is None and self._replaced <= self._plan.limits.max_restarts:
+            self._replaced += 1
+            self._fork(node)
+            return
+        # A crash of ours, or a kill during a stop: the others cannot finish without it.
+        self._crashed = True
+        self._stop(signal.SIGTERM, 0.0)
+
+
+def _run_agent(plan: Plan, run: RunDir, node: int, listener: socket.socket) -> NoReturn:
+    """The forked agent: first its zygote, while this process has neither thread nor socket of its own."""
+    from launcher.agent.node import NodeAgent
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    endpoint = listener.getsockname()[:2]
+    zygote_end = zygote.fork_zygote(close=[listener])
+    if node != 0:
+        listener.close()
+    agent = NodeAgent(plan, run, node, zygote_end=zygote_end, head_endpoint=endpoint)
+    agent.serve(listener if node == 0 else None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

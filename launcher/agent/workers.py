@@ -1,0 +1,256 @@
+"""The workers of one node: started through the zygote, their output and their ends collected."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.agent import proc, zygote
+from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
+from launcher.agent.logs import LineFile, Stream, prefixed
+from launcher.agent.loop import Loop
+from launcher.planning.plan import Plan
+from launcher.planning.worker_env import worker_env
+from launcher.runs.events import EventWriter
+from launcher.runs.rundir import RunDir
+
+_KILLED = 9  # as a wait status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What the head says of an attempt when it starts."""
+
+    attempt: int
+    restarts: int
+    master_addr: str
+    master_port: int
+
+
+@dataclass(kw_only=True)
+class _Worker:
+    local_rank: int
+    rank: int
+    log: Path
+    error_file: Path
+    file: LineFile
+    streams: list[Stream]
+    pid: int = 0
+    exit_code: int | None = None
+
+
+class Workers:
+    """Starts, watches and kills the workers of one node. `on_failure` and `on_done` are called from the loop."""
+
+    def __init__(
+        self, plan: Plan, run: RunDir, *, node: int, loop: Loop, events: EventWriter, zygote_end: socket.socket
+    ) -> None:
+        self.on_failure: Callable[[Failure], None] = lambda failure: None
+        self.on_done: Callable[[int, dict[int, int]], None] = lambda attempt, exit_codes: None
+        self._plan, self._run, self._node, self._loop, self._events = plan, run, node, loop, events
+        self._console = LineFile(run.console)
+        self._workers: dict[int, _Worker] = {}
+        self._attempt = 0
+        self._empty = True
+        self._stopping = False
+        self._watch_zygote(zygote_end)
+
+    def start(self, order: Attempt) -> dict[int, int]:
+        """Start one worker per local rank; return their pids by local rank."""
+        self._attempt, self._empty = order.attempt, False
+        self._workers = {}
+        for local_rank in range(self._plan.nproc_per_node):
+            self._workers[local_rank] = self._start_one(local_rank, order)
+        self._loop.run_until(lambda: all(worker.pid for worker in self._workers.values()))
+        if self._stopping:
+            self.stop()
+        return {worker.local_rank: worker.pid for worker in self._workers.values()}
+
+    def stop(self) -> None:
+        """Ask every worker, those of a start in progress included, to save and leave."""
+        self._stopping = True
+        pids = [worker.pid for worker in self._workers.values() if worker.pid and worker.exit_code is None]
+        if pids:
+            self._tell({"term": pids})
+
+    def kill(self) -> None:
+        """End every worker and whatever it left behind; return when nothing is left."""
+        if not self._empty:
+            self._tell({"kill": True})
+            self._loop.run_until(lambda: self._empty)
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """Exit code by global rank, None for one that runs."""
+        return {worker.rank: worker.exit_code for worker in self._workers.values()}
+
+    def failures(self) -> dict[int, tuple[int, int, int, str]]:
+        """local rank, pid, exit code and error file of the workers that failed, by global rank."""
+        return {
+            worker.rank: (worker.local_rank, worker.pid, worker.exit_code, str(worker.error_file))
+            for worker in self._workers.values()
+            if worker.exit_code not in (None, 0, STOPPED_EXIT_CODE)
+        }
+
+    # ---------------------------------------------------------------- one worker
+
+    def _start_one(self, local_rank: int, order: Attempt) -> _Worker:
+        plan, node = self._plan, self._plan.nodes[self._node]
+        rank = self._node * plan.nproc_per_node + local_rank
+        log = self._run.log(attempt=order.attempt, node=self._node, rank=rank)
+        error_file = log.with_suffix(".error.json")
+        error_file.unlink(missing_ok=True)
+        env = worker_env(
+            plan,
+            node=self._node,
+            local_rank=local_rank,
+            attempt=order.attempt,
+            restarts=order.restarts,
+            master_addr=order.master_addr,
+            master_port=order.master_port,
+            error_file=str(error_file),
+        )
+        work = plan.worker
+        start = zygote.WorkerStart(
+            local_rank=local_rank,
+            env=env,
+            cwd=work.cwd,
+            cpus=node.cpus,
+            module=work.module,
+            script=work.script,
+            argv=work.argv,
+            python=work.python if work.preload is None else None,
+        )
+        file = LineFile(log)
+        (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
+        worker = _Worker(local_rank=local_rank, rank=rank, log=log, error_file=error_file, file=file, streams=[])
+        for fd, is_stderr in ((out_read, False), (err_read, True)):
+            self._watch_stream(worker, fd, on_console=rank == 0 or is_stderr)
+        try:
+            socket.send_fds(self._zygote, [zygote.as_message(start)], [out_write, err_write])
+        finally:
+            os.close(out_write)
+            os.close(err_write)
+        return worker
+
+    def _watch_stream(self, worker: _Worker, fd: int, *, on_console: bool) -> None:
+        def take(lines: bytes) -> None:
+            worker.file.write(lines)
+            if on_console:
+                self._console.write(prefixed(lines, f"{self._node}:{worker.rank}"))
+
+        stream = Stream(fd, take)
+        worker.streams.append(stream)
+
+        def ready() -> None:
+            if not stream.read():
+                self._loop.remove(stream)
+                worker.streams.remove(stream)
+                stream.drain_and_close()
+
+        self._loop.add(stream, ready)
+
+    def _ended(self, worker: _Worker, status: int) -> None:
+        for stream in worker.streams:
+            self._loop.remove(stream)
+            stream.drain_and_close()
+        worker.streams.clear()
+        worker.file.close()
+        worker.exit_code = proc.exit_code(status)
+        error = _read_error(worker.error_file) if worker.exit_code else None
+        self._events.write(
+            "worker_ended",
+            attempt=self._attempt,
+            node=self._node,
+            rank=worker.rank,
+            pid=worker.pid,
+            exit_code=worker.exit_code,
+            error=describe(worker.exit_code, error) if worker.exit_code not in (0, STOPPED_EXIT_CODE) else None,
+        )
+        if worker.exit_code not in (0, STOPPED_EXIT_CODE):
+            self.on_failure(self._failure(worker, worker.exit_code, error))
+        elif all(other.exit_code in (0, STOPPED_EXIT_CODE) for other in self._workers.values()):
+            self.on_done(self._attempt, {other.rank: other.exit_code or 0 for other in self._workers.values()})
+
+    def _failure(self, worker: _Worker, exit_code: int, error: dict[str, Any] | None) -> Failure:
+        return Failure(
+            attempt=self._attempt,
+            node=self._node,
+            rank=worker.rank,
+            pid=worker.pid,
+            exit_code=exit_code,
+            cause=classify(exit_code, error),
+            message=describe(exit_code, error),
+            place=str(error.get("place", "")) if error else "",
+            log=str(worker.log.relative_to(self._run.path)),
+        )
+
+    # ---------------------------------------------------------------- the zygote
+
+    def _watch_zygote(self, zygote_end: socket.socket) -> None:
+        self._zygote = zygote_end
+        self._loop.add(zygote_end, self._hear)
+
+    def _hear(self) -> None:
+        try:
+            data = self._zygote.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._replace_zygote()
+            return
+        message = json.loads(data)
+        if "started" in message:
+            worker = self._workers[message["started"]]
+            worker.pid = message["pid"]
+            self._events.write(
+                "worker_started",
+                attempt=self._attempt,
+                node=self._node,
+                rank=worker.rank,
+                local_rank=worker.local_rank,
+                pid=worker.pid,
+            )
+        elif "ended" in message:
+            for worker in self._workers.values():
+                if worker.pid == message["ended"] and worker.exit_code is None:
+                    self._ended(worker, message["status"])
+        elif "empty" in message:
+            self._empty = True
+
+    def _replace_zygote(self) -> None:
+        """The zygote died, and its workers with it (parent-death signal). Start another from a fresh interpreter."""
+        self._loop.remove(self._zygote)
+        self._zygote.close()
+        proc.sweep()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        modules = () if self._plan.worker.preload is None else ("torch", *self._plan.worker.preload)
+        argv = zygote.exec_argv(self._plan.worker.python, theirs.fileno(), modules)
+        process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._events.write("zygote_replaced", node=self._node, pid=process.pid)
+        self._watch_zygote(ours)
+        self._empty = True
+        for worker in self._workers.values():
+            if worker.exit_code is None:
+                worker.pid = worker.pid or -1
+                self._ended(worker, _KILLED)
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self._zygote.send(json.dumps(message).encode())
+        except ConnectionError:
+            return  # its end is about to be heard
+
+
+def _read_error(path: Path) -> dict[str, Any] | None:
+    try:
+        error = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # killed before, or while, it wrote one
+        return None
+    return error if isinstance(error, dict) else None

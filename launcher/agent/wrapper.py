@@ -1,0 +1,128 @@
+"""Runs a user's script as `python script.py args` would, and writes down how it failed.
+
+Standard library only and run by path, so that nothing of ours is on the script's sys.path:
+`python -P wrapper.py script.py args...`. A worker that is forked from a preloaded process calls the same functions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import json
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+
+def run_script(script: str, argv: Sequence[str]) -> None:
+    """Run a file as __main__, with its own folder first on sys.path."""
+    sys.argv = [script, *argv]
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def guarded(work: Callable[[], int | None], *, below: str | None = None) -> int:
+    """Do the work; print and record whatever it raises; return the exit code that Python would give.
+
+    `below`: the traceback starts at this file, so that a user sees his own frames and not ours.
+    """
+    try:
+        return work() or 0
+    except SystemExit as error:
+        return _exit_code(error)
+    except BaseException as error:  # noqa: BLE001 - the last frame of a process: all that is left is to say it and end
+        trace = _from_file(error.__traceback__, below)
+        lines = traceback.format_exception(type(error), error, trace)
+        sys.stdout.flush()
+        sys.stderr.write("".join(lines))
+        sys.stderr.flush()
+        write_error_file(error, trace, "".join(lines))
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def write_error_file(error: BaseException, trace: TracebackType | None, text: str) -> None:
+    """Write torch.distributed.elastic's error file (TORCHELASTIC_ERROR_FILE), with the place in fields of our own."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    frames = traceback.extract_tb(trace)
+    place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    record = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))},
+        },
+        "exception": type(error).__name__,
+        "exception_bases": [base.__name__ for base in type(error).__mro__],
+        "place": place,
+    }
+    # The exception may have come from anywhere, a full disk included; the traceback on stderr is there in any case.
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(json.dumps(record))
+    except OSError as failure:
+        sys.stderr.write(f"launch: the error file could not be written: {failure}\n")
+
+
+def leave(code: int, *, finish: bool) -> NoReturn:
+    """End the process without tearing the interpreter down, which costs 0.6 s once torch is imported.
+
+    finish: first do what Python does for a script (join threads, run atexit functions, flush files left open).
+    """
+    if finish:
+        code = guarded(_finish_interpreter) or code
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # closed by the script, or nobody reads any more
+            code = code or 120  # what Python itself returns for this
+    os._exit(code)
+
+
+def _finish_interpreter() -> int:
+    threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads, as Python does before atexit
+    atexit._run_exitfuncs()
+    for found in gc.get_objects():
+        # By type, not isinstance: that asks __class__, and strange objects answer with warnings or worse.
+        if issubclass(type(found), (io.BufferedWriter, io.TextIOWrapper)) and not found.closed:
+            try:
+                found.flush()
+            except (OSError, ValueError):
+                continue  # Python ignores these too when it collects a file
+    return 0
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _from_file(trace: TracebackType | None, file: str | None) -> TracebackType | None:
+    frame = trace
+    while frame is not None and file is not None:
+        if frame.tb_frame.f_code.co_filename == file:
+            return frame
+        frame = frame.tb_next
+    return trace
+
+
+def main() -> NoReturn:
+    """`python -P wrapper.py script.py args...`."""
+    script, *argv = sys.argv[1:]
+    leave(guarded(lambda: run_script(script, argv), below=script), finish=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""The zygote: a process that has imported everything once and only forks workers and reports their ends.
+
+It stays single-threaded, holds no socket but the one to its agent, and never runs a torch operation: a lock held by
+another thread, or an OpenMP pool, would be dead in every child. When the agent ends, however it ends, the zygote sees
+the end of its socket, kills what it started, and ends too.
+
+Messages (one datagram each, SOCK_SEQPACKET):
+    agent -> zygote   {"start": WorkerStart} + [stdout, stderr]    {"term": [pids]}    {"kill": true}
+    zygote -> agent   {"started": local_rank, "pid": pid}    {"ended": pid, "status": wait status}    {"empty": true}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from launcher.agent import proc, wrapper
+
+_MAX_DATAGRAM_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerStart:
+    """One worker to start."""
+
+    local_rank: int
+    env: dict[str, str]
+    cwd: str
+    cpus: tuple[int, ...]
+    module: str | None
+    """Call `main(argv)` of this module, in the forked process, with SIGTERM blocked until it has its handler."""
+    script: str | None
+    """Run this file, in the forked process or in a fresh interpreter."""
+    argv: tuple[str, ...]
+    python: str | None
+    """A fresh interpreter for the script; None = the forked process itself."""
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Import once what every worker needs. Without the collector, which only costs time while importing."""
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+
+
+def fork_zygote(close: Sequence[socket.socket] = ()) -> socket.socket:
+    """Fork a zygote off this process, which must be single-threaded; return the agent's end of their socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        for other in close:
+            other.close()
+        serve(theirs)
+    theirs.close()
+    return ours
+
+
+def exec_argv(python: str, fd: int, modules: Sequence[str]) -> list[str]:
+    """The command of a replacement for a zygote that died; it inherits the socket as descriptor `fd`."""
+    return [python, "-P", "-m", "launcher.agent.zygote", str(fd), *modules]
+
+
+def serve(sock: socket.socket) -> NoReturn:
+    """Fork, reap and report until the agent is gone."""
+    proc.adopt_orphans()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # the agent decides when this ends; the end of the socket says so
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    _Zygote(sock, read_end).run()
+
+
+class _Zygote:
+    def __init__(self, sock: socket.socket, child_ended: int) -> None:
+        self._sock = sock
+        self._child_ended = child_ended
+        self._workers: set[int] = set()
+        self._emptying = False
+
+    def run(self) -> NoReturn:
+        while True:
+            # While emptying, a killed process may hand its children over to us without any signal: look again soon.
+            timeout_s = 0.01 if self._emptying else None
+            ready, _, _ = select.select([self._sock.fileno(), self._child_ended], [], [], timeout_s)
+            if self._child_ended in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._child_ended, 512)
+            self._reap()
+            if self._sock.fileno() in ready and not self._receive():
+                self._end()
+            if self._emptying and proc.sweep() == 0 and not proc.children():
+                self._emptying = False
+                self._tell({"empty": True})
+
+    def _receive(self) -> bool:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_DATAGRAM_BYTES, 2)
+        except ConnectionError:
+            return False
+        if not data:
+            return False
+        message: dict[str, Any] = json.loads(data)
+        if "start" in message:
+            self._start(message["start"], fds)
+        elif "term" in message:
+            for pid in self._workers & set(message["term"]):
+                proc.send_signal(pid, signal.SIGTERM)  # only the worker: its loader processes would not save anything
+        elif "kill" in message:
+            self._emptying = True
+        return True
+
+    def _start(self, raw: dict[str, Any], fds: Sequence[int]) -> None:
+        start = WorkerStart(**{**raw, "cpus": tuple(raw["cpus"]), "argv": tuple(raw["argv"])})
+        parent = os.getpid()
+        # A stop may come before the job has its handler: TERM stays pending until `main` unblocks it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            self._sock.close()
+            os.close(self._child_ended)
+            _become_worker(start, parent, fds)
+        for fd in fds:
+            os.close(fd)
+        self._workers.add(pid)
+        self._tell({"started": start.local_rank, "pid": pid})
+
+    def _reap(self) -> None:
+        while (pid := proc.next_ended_child()) is not None:
+            if pid in self._workers:
+                proc.kill_group(
+                    pid
+                )  # loader processes, helpers; before the reaping, while the number is surely its own
+            _, status = os.waitpid(pid, 0)
+            if pid in self._workers:
+                self._workers.discard(pid)
+                self._tell({"ended": pid, "status": status})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        # The agent may have ended; the next receive notices.
+        with contextlib.suppress(ConnectionError):
+            self._sock.send(json.dumps(message).encode())
+
+    def _end(self) -> NoReturn:
+        while proc.sweep() or proc.children():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+        os._exit(0)
+
+
+def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int]) -> NoReturn:
+    """The forked child's way to the user's code. Never returns."""
+    os.setsid()
+    proc.die_with_parent(parent)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if start.module is None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    for target, fd in zip((1, 2), fds, strict=True):
+        os.dup2(fd, target)
+        os.close(fd)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    wrapper.leave(wrapper.guarded(lambda: _work(start), below=start.script), finish=start.module is None)
+
+
+def _work(start: WorkerStart) -> int | None:
+    os.environ.update(start.env)
+    os.chdir(start.cwd)
+    if start.cpus:
+        os.sched_setaffinity(0, start.cpus)
+    if start.python is not None and start.script is not None:
+        argv = [start.python, "-u", "-P", wrapper.__file__, start.script, *start.argv]
+        os.execv(start.python, argv)
+    _unshare_random_state()
+    if start.script is not None:
+        wrapper.run_script(start.script, start.argv)
+        return 0
+    assert start.module is not None
+    code: int | None = importlib.import_module(start.module).main(list(start.argv))
+    return code
+
+
+def _unshare_random_state() -> None:
+    """Undo what forked children inherit and fresh processes do not: one random state, and one count of threads."""
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        if threads.isdigit():
+            torch.set_num_threads(int(threads))  # OMP_NUM_THREADS is read when torch is imported, which was long ago
+
+
+def as_message(start: WorkerStart) -> bytes:
+    """A start message, to be sent with the two descriptors."""
+    return json.dumps({"start": asdict(start)}).encode()
+
+
+def main() -> NoReturn:
+    """A replacement zygote: `python -m launcher.agent.zygote FD MODULES...`."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    preload(sys.argv[2:])
+    serve(sock)
+
+
+if __name__ == "__main__":
+    # Through the real module, so that there is one copy of it and not a second one named __main__.
+    importlib.import_module("launcher.agent.zygote").main()

@@ -1,0 +1,139 @@
+"""This machine: one supervisor process that forks one agent per node of the plan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from launcher.errors import Problem
+from launcher.executors.base import JobRef, Observation
+from launcher.planning.plan import Plan
+from launcher.runs.rundir import RunDir
+
+
+class LocalExecutor:
+    """Runs all nodes of a plan on this machine."""
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self) -> None:
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def check(self, plan: Plan) -> Sequence[Problem]:
+        """A fixed port that is taken, an interpreter or script that is not there."""
+        problems = []
+        if plan.master_port is not None and (holder := _port_holder(plan.master_port)) is not None:
+            problems.append(
+                Problem(
+                    where="network.master_port",
+                    message=f"port {plan.master_port} is in use on this machine{holder}",
+                    hint="leave it out (auto): a free port is chosen for each attempt",
+                )
+            )
+        if not os.access(plan.worker.python, os.X_OK):
+            problems.append(Problem(where="python", message=f"{plan.worker.python} is not an interpreter"))
+        if not Path(plan.worker.cwd).is_dir():
+            problems.append(Problem(where="workdir", message=f"{plan.worker.cwd} is not a folder"))
+        return problems
+
+    def submit(self, plan: Plan, run: RunDir, *, attached: bool) -> JobRef:
+        """Start the supervisor. Attached: it holds the read end of a pipe whose other end dies with this process."""
+        argv, pass_fds = list(plan.agent_argv), []
+        run.console.parent.mkdir(parents=True, exist_ok=True)
+        if attached:
+            # The write end is never closed: its end is the end of this process, by whatever means.
+            watch_fd, _ = os.pipe2(os.O_CLOEXEC)
+            argv += ["--watch-fd", str(watch_fd)]
+            pass_fds.append(watch_fd)
+        with (run.console.parent / "agents.log").open("ab") as log:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=pass_fds,
+                env={**os.environ, "LAUNCH_RUN_ID": plan.run_id},
+            )
+        if attached:
+            os.close(watch_fd)
+        ref = JobRef(self.name, f"{socket.gethostname()}:{process.pid}:{_start_time(process.pid)}")
+        self._children[str(ref)] = process
+        return ref
+
+    def observe(self, ref: JobRef) -> Observation:
+        """Whether the supervisor lives; its exit code if it is a child of this process."""
+        if (child := self._children.get(str(ref))) is not None:
+            code = child.poll()
+            return Observation(alive=code is None, exit_code=code)
+        host, pid, started = _parse(ref)
+        if host != socket.gethostname():
+            return Observation(alive=None, detail=f"it runs on {host}, this is {socket.gethostname()}")
+        return Observation(alive=_is_alive(pid, started))
+
+    def cancel(self, ref: JobRef, *, signum: int = signal.SIGTERM) -> bool:
+        """Signal the supervisor, which passes it on to the agents."""
+        if self.observe(ref).alive is not True:
+            return False
+        try:
+            os.kill(_parse(ref)[1], signum)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _parse(ref: JobRef) -> tuple[str, int, int]:
+    host, pid, started = ref.ident.rsplit(":", 2)
+    return host, int(pid), int(started)
+
+
+def _start_time(pid: int) -> int:
+    """Clock ticks since boot: with it, a pid names one process for ever."""
+    return int(_stat(pid)[19])
+
+
+def _is_alive(pid: int, started: int) -> bool:
+    try:
+        stat = _stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(stat[19]) == started and stat[0] not in "ZX"
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on (field 3 of proc(5))."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _port_holder(port: int) -> str | None:
+    """Who listens on a port: "" if that cannot be told, None if nobody does."""
+    for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+                probe.listen()
+        except OSError as error:
+            if error.errno == 97 and family == socket.AF_INET6:  # a machine without IPv6
+                continue
+            return _name_holder(port)
+    return None
+
+
+def _name_holder(port: int) -> str:
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+                if connection.pid is None:
+                    return ""
+                return f", by pid {connection.pid} ({psutil.Process(connection.pid).name()})"
+    except (psutil.AccessDenied, psutil.NoSuchProcess):
+        return ""
+    return ""
