@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from launcher.recipe.units import Duration, Length
 
+
+def _positive_length(length: Length) -> Length:
+    if length.count <= 0:
+        raise ValueError(f"{length.text!r} is no length; it must be more than 0")
+    return length
+
+
+def _positive_duration(duration: Duration) -> Duration:
+    if duration.time_s <= 0:
+        raise ValueError(f"{duration.text!r} is no time at all; it must be more than 0")
+    return duration
+
+
+PositiveLength = Annotated[Length, AfterValidator(_positive_length)]
+PositiveDuration = Annotated[Duration, AfterValidator(_positive_duration)]
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -15,15 +30,18 @@ Scalar = str | int | float | bool
 
 
 class Section(BaseModel):
-    """A part of a recipe. Frozen; an unknown key is an error."""
+    """A part of a recipe. Frozen; an unknown key is an error.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    The text under a field is its documentation: editors show it (schema.json) and errors quote it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class NamedSection(BaseModel):
     """A part that names something in `jobs/`; its other keys are options of that thing, checked against the catalog."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str
 
@@ -63,7 +81,7 @@ class ScheduleSection(NamedSection):
 class TrainSection(Section):
     """`train:` how long, and how each step is made."""
 
-    until: Length
+    until: PositiveLength
     """The total length of the training, restarts and resumes included: `8 epochs`, `10k steps`."""
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
@@ -71,9 +89,9 @@ class TrainSection(Section):
     """bf16 = autocast in bfloat16; parameters stay in fp32."""
     accumulate: PositiveInt = 1
     """Micro-batches per optimizer step."""
-    eval_every: Length | None = Length(1, "epochs", "1 epoch")
+    eval_every: PositiveLength | None = Length(1, "epochs", "1 epoch")
     """How often the held-out data is evaluated; null = only at the end."""
-    log_every: Length = Length(50, "steps", "50 steps")
+    log_every: PositiveLength = Length(50, "steps", "50 steps")
     """How often a progress line is printed. metrics.jsonl has every step."""
     seed: NonNegativeInt = 0
 
@@ -82,8 +100,6 @@ class ParallelismSection(NamedSection):
     """`parallelism:` how the ranks share the work, and options of that strategy."""
 
     name: str = Field(default="ddp", alias="strategy")
-
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
 
 
 class ResourcesSection(Section):
@@ -105,7 +121,7 @@ class NetworkSection(Section):
     """Defaults for the NCCL and gloo variables. auto = loopback on one machine, else ethernet."""
     interface: str = "auto"
     """The network interface for NCCL and gloo alike, by its exact name (`eth0`)."""
-    timeout: Duration = Duration(600.0, "10m")
+    timeout: PositiveDuration = Duration(600.0, "10m")
     """How long a rank waits in a collective before the run counts as stuck."""
     master_port: Annotated[int, Field(ge=1024, le=65535)] | Auto = "auto"
     """auto = a free port, fresh for each attempt."""
@@ -129,7 +145,7 @@ class FaultsSection(Section):
 class CheckpointSection(Section):
     """`checkpoint:` when the state is written, and what is kept."""
 
-    every: Length | None = Length(1, "epochs", "1 epoch")
+    every: PositiveLength | None = Length(1, "epochs", "1 epoch")
     """null = only at the end and on a stop."""
     keep: PositiveInt = 3
     """How many of the newest are kept, besides the best."""
@@ -186,7 +202,7 @@ class Recipe(Section):
     workdir: str | None = None
     """Where the workers run, relative to this recipe. Default: where `launch` was called."""
     runs_dir: str | None = None
-    """Where run directories are made. Default: ./runs."""
+    """Where run directories are made, relative to this recipe. Default: ./runs where `launch` was called."""
     extra: dict[str, Any] = {}
     """Yours. Kept in the record, never read by us."""
 

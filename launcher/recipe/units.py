@@ -11,8 +11,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 _DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-_LENGTH = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([kM]?)\s*(steps?|epochs?)")
+# At most 15 digits, so that a number of seconds or steps is always exact.
+_DURATION = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(ms|s|m|h|d)")
+_LENGTH = re.compile(r"([0-9](?:_?[0-9]){0,14}(?:\.[0-9]{1,15})?)\s*([kM]?)\s*(steps?|epochs?)")
 _SCALE = {"": 1, "k": 1_000, "M": 1_000_000}
 
 
@@ -59,7 +60,7 @@ class Length:
         if isinstance(value, Length):
             return value
         match = _LENGTH.fullmatch(value.strip()) if isinstance(value, str) else None
-        if match is None:
+        if match is None or not isinstance(value, str):
             raise ValueError(f"{value!r} is not a length; write a number and a unit, as in `500 steps`, `8 epochs`")
         number, scale, unit = match.groups()
         count = float(number.replace("_", "")) * _SCALE[scale]

@@ -1,0 +1,186 @@
+"""What the schema alone cannot say: names and options against the catalog, and keys that do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.recipe.catalog import Entry, Option, catalog
+from launcher.recipe.explain import show
+from launcher.recipe.hints import did_you_mean, unknown_key_hint
+from launcher.recipe.nodes import Entry as Written
+from launcher.recipe.nodes import Findings, Keys, Scalar, Table, child, dotted, present
+from launcher.recipe.schema import Recipe
+from launcher.recipe.typed import annotation_at, describe, fields_of, fits, section_of, typed
+
+
+@dataclass(frozen=True)
+class NamedKind:
+    """A section that names something in `jobs/`."""
+
+    keys: Keys
+    kind: str
+    """What the catalog calls it."""
+    word: str
+    """What a message calls one."""
+    key: str = "name"
+    """The key of the section that holds the name."""
+    default: str | None = None
+    """The name where the section gives none."""
+
+
+NAMED = (
+    NamedKind(("model",), "models", "model"),
+    NamedKind(("data",), "datasets", "dataset"),
+    NamedKind(("train", "optimizer"), "optimizers", "optimizer", default="adamw"),
+    NamedKind(("train", "schedule"), "schedules", "schedule", default="constant"),
+    NamedKind(("parallelism",), "strategies", "strategy", key="strategy", default="ddp"),
+)
+
+PARTS = ("model", "data", "train")
+"""What a recipe without a script has."""
+JOB_ONLY = (*PARTS, "parallelism", "checkpoint")
+SCRIPT_ONLY = ("args", "resume", "preload")
+
+
+def section_at(root: Table, keys: Keys) -> Table | None:
+    """The section at a path, if it was written."""
+    table: Table | None = root
+    for key in keys:
+        table = None if table is None else child(table, key)
+    return table
+
+
+def named_entry(root: Table, named: NamedKind) -> Entry | None:
+    """The thing in the catalog that a section names, if there is one."""
+    section = section_at(root, named.keys)
+    written = None if section is None else section.entries.get(named.key)
+    name = named.default if written is None else written.value.text if isinstance(written.value, Scalar) else None
+    return None if name is None else catalog(named.kind).get(name)
+
+
+def options_of(root: Table) -> dict[Keys, list[str]]:
+    """The options that each named section has, by what this recipe names in it."""
+    entries = ((named.keys, named_entry(root, named)) for named in NAMED)
+    return {keys: [option.name for option in entry.options] for keys, entry in entries if entry is not None}
+
+
+def check_named(root: Table, failed: set[Keys], findings: Findings) -> None:
+    """Names that the catalog does not have, options that what is named does not have, options of the wrong type."""
+    for named in NAMED:
+        section = section_at(root, named.keys)
+        if section is None:
+            continue
+        _check_name(section, named, failed, findings)
+        entry = named_entry(root, named)
+        if entry is not None:
+            _check_options(root, section, named=named, entry=entry, failed=failed, findings=findings)
+
+
+def _check_name(section: Table, named: NamedKind, failed: set[Keys], findings: Findings) -> None:
+    written = section.entries.get(named.key)
+    keys = (*named.keys, named.key)
+    if written is None or not isinstance(written.value, Scalar) or written.value.null or keys in failed:
+        return
+    names = catalog(named.kind)
+    if written.value.text not in names:
+        known = ", ".join(names) or "none"
+        hint = " ".join(filter(None, [did_you_mean(written.value.text, names), f"({known})"]))
+        findings.add(written.place, f"{dotted(keys)}: there is no {named.word} {written.value.text!r}", hint)
+
+
+def _check_options(
+    root: Table, section: Table, *, named: NamedKind, entry: Entry, failed: set[Keys], findings: Findings
+) -> None:
+    ours = _own_keys(named)
+    for key, written in section.entries.items():
+        keys = (*named.keys, key)
+        option = entry.option(key)
+        if key in ours or keys in failed:
+            continue
+        if option is None:
+            message = f"{dotted(keys)}: `{entry.name}` has no such option"
+            findings.add(written.key, message, _option_hint(root, key, named, entry))
+        else:
+            _check_value(written, keys, option, findings)
+    for option in entry.options:
+        if option.required and option.name not in section.entries:
+            place = root.entries[named.keys[0]].key
+            hint = option.doc or describe(option.annotation)
+            findings.add(place, f"{dotted((*named.keys, option.name))} is missing; `{entry.name}` needs it", hint)
+
+
+def _check_value(written: Written, keys: Keys, option: Option, findings: Findings) -> None:
+    wanted = option.annotation
+    if not fits(typed(written.value, wanted), wanted):
+        default = "" if option.required else f"default: {option.default}"
+        message = f"{dotted(keys)}: {show(written.value)} is not {describe(wanted)}"
+        findings.add(written.place, message, option.doc or default)
+
+
+def _option_hint(root: Table, key: str, named: NamedKind, entry: Entry) -> str:
+    options = [option.name for option in entry.options]
+    valid = [*options, *sorted(_own_keys(named))]
+    hint = unknown_key_hint(key, named.keys, valid, options_of(root))
+    if hint.startswith("valid names"):
+        return f"`{entry.name}` has {', '.join(options)}" if options else f"`{entry.name}` has no options"
+    return f"{hint} ({', '.join(options)})" if options and hint.startswith("did you mean") else hint
+
+
+def _own_keys(named: NamedKind) -> set[str]:
+    section = section_of(annotation_at(Recipe, named.keys))
+    return set() if section is None else set(fields_of(section))
+
+
+def typed_options(root: Table) -> Iterator[tuple[Keys, object]]:
+    """The options of every named section, as values of the types that they are declared with."""
+    for named in NAMED:
+        section, entry = section_at(root, named.keys), named_entry(root, named)
+        if section is None or entry is None:
+            continue
+        for option in entry.options:
+            if option.name in section.entries and option.name not in _own_keys(named):
+                value = typed(section.entries[option.name].value, option.annotation)
+                yield (*named.keys, option.name), list(value) if isinstance(value, tuple) else value
+
+
+def check_whole(root: Table, findings: Findings) -> None:
+    """A recipe trains something of ours, with model, data and train, or runs a script: one of the two."""
+    if present(root, "script"):
+        _check_script(root, findings)
+        return
+    missing = [part for part in PARTS if not present(root, part)]
+    if len(missing) == len(PARTS):
+        hint = "a recipe has model, data and train, or a script"
+        findings.add(root.place, "nothing to run: there is no model, data and train, and no script", hint)
+    elif missing:
+        given = ", ".join(part for part in PARTS if part not in missing)
+        verb = "is" if len(missing) == 1 else "are"
+        findings.add(root.place, f"{' and '.join(missing)} {verb} missing, beside {given}")
+    for key in SCRIPT_ONLY:
+        if present(root, key) and len(missing) < len(PARTS):
+            message = f"{key}: only a script has {key}, and this recipe trains a model"
+            findings.add(root.entries[key].key, message, "leave it out, or name a `script`")
+
+
+def _check_script(root: Table, findings: Findings) -> None:
+    script = root.entries["script"]
+    for key in JOB_ONLY:
+        if present(root, key):
+            message = f"{key}: this recipe runs a script ({script.place}), which is never combined with {key}"
+            findings.add(root.entries[key].key, message, f"leave out {key}, or script")
+    if isinstance(script.value, Scalar):
+        path = absolute(script.value)
+        if not path.is_file():
+            what = "is a folder, not a file" if path.is_dir() else "there is no such file"
+            findings.add(script.place, f"script: {what}: {path}", "a path is relative to the file it is written in")
+
+
+PATHS = ("script", "workdir", "runs_dir")
+"""Keys that hold paths. They are relative to the file that says them; on the command line, to the current folder."""
+
+
+def absolute(node: Scalar) -> Path:
+    """A path as it was meant where it was written."""
+    return (node.place.folder / Path(node.text).expanduser()).resolve()

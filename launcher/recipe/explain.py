@@ -1,0 +1,149 @@
+"""pydantic's errors as sentences: the place, the full path of the key, what was given, what is wanted, a hint."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from launcher.recipe.hints import unknown_key_hint
+from launcher.recipe.nodes import Findings, Items, Keys, Node, Place, Scalar, Table, dotted
+from launcher.recipe.scalars import plain_value
+from launcher.recipe.schema import NamedSection, Recipe
+from launcher.recipe.typed import annotation_at, describe, fields_of, members, section_of
+
+
+def show(node: Node) -> str:
+    """A value in a message, as it was written."""
+    if isinstance(node, Table):
+        return "a section"
+    if isinstance(node, Items):
+        return "a list"
+    if node.null:
+        return "null"
+    if not node.plain:
+        return f'the text "{node.text}"'
+    return repr(node.text) if isinstance(plain_value(node.text), str) else node.text
+
+
+def explain(
+    errors: Iterable[ErrorDetails],
+    root: Table,
+    failed: set[Keys],
+    options: Mapping[Keys, Iterable[str]],
+    findings: Findings,
+) -> None:
+    """Add one finding for each key that pydantic complains about."""
+    by_key: dict[Keys, list[ErrorDetails]] = {}
+    for error in errors:
+        by_key.setdefault(_keys(error, root), []).append(error)
+    for keys, found in by_key.items():
+        if keys not in failed:
+            findings.add(*_sentence(keys, found, root, options))
+
+
+def _keys(error: ErrorDetails, root: Table) -> Keys:
+    """The path of the error in what was written; pydantic's own ends in the names of union members."""
+    node: Node = root
+    keys: list[str] = []
+    for step in error["loc"]:
+        if isinstance(node, Table) and step in node.entries:
+            node = node.entries[str(step)].value
+        elif isinstance(node, Items) and isinstance(step, int):
+            node = node.values[step]
+        elif isinstance(node, Table) and error["type"] == "missing":
+            return (*keys, str(step))
+        else:
+            break
+        keys.append(str(step))
+    return tuple(keys)
+
+
+def _sentence(
+    keys: Keys, errors: list[ErrorDetails], root: Table, options: Mapping[Keys, Iterable[str]]
+) -> tuple[Place, str, str]:
+    path, error, wanted = dotted(keys), errors[0], annotation_at(Recipe, keys)
+    if error["type"] == "missing":
+        return _place(keys[:-1], root), f"{path} is missing", documentation(keys) or f"it is {describe(wanted)}"
+    if error["type"] == "extra_forbidden":
+        section = section_of(annotation_at(Recipe, keys[:-1])) or Recipe
+        within = f" in {dotted(keys[:-1])}" if keys[1:] else ""
+        hint = unknown_key_hint(keys[-1], keys[:-1], fields_of(section), options)
+        return _key_place(keys, root), f"unknown key {keys[-1]!r}{within}", hint
+    node = _node(keys, root)
+    if error["type"] == "value_error" and len(errors) == 1:
+        message, _, hint = str(error["ctx"]["error"]).partition("; ")
+        return _place(keys, root), f"{path}: {message}", hint
+    if error["type"] == "string_pattern_mismatch":
+        return _place(keys, root), f"{path}: {show(node)} does not fit", documentation(keys)
+    return _place(keys, root), f"{path}: {show(node)} is not {describe(wanted)}", _hint(keys, node, wanted)
+
+
+def _hint(keys: Keys, node: Node, wanted: Any) -> str:
+    types = {member.type for member in members(wanted)}
+    section = section_of(wanted)
+    if isinstance(node, Scalar) and node.null:
+        return "null is not a value of this key; leave it out for the default"
+    if isinstance(node, Scalar) and section is not None and issubclass(section, NamedSection):
+        name = next(iter(fields_of(section)))
+        return f"write `{keys[-1]}: {{{name}: {node.text}}}`"
+    if isinstance(node, Scalar) and not node.plain and types & {int, float, bool}:
+        return "without the quotes it is no longer text"
+    if bool in types and isinstance(node, Scalar) and node.text.lower() in ("yes", "no", "on", "off", "y", "n"):
+        return "write true or false; quote it where text is meant"
+    if isinstance(node, Scalar) and section is None and any("tuple" in str(kind) for kind in types):
+        return f"write [{node.text}]"
+    return documentation(keys)
+
+
+def _node(keys: Keys, root: Table) -> Node:
+    node: Node = root
+    for key in keys:
+        node = node.entries[key].value if isinstance(node, Table) else _item(node, key)
+    return node
+
+
+def _item(node: Node, key: str) -> Node:
+    assert isinstance(node, Items), "a path leads through sections and lists only"
+    return node.values[int(key)]
+
+
+def _place(keys: Keys, root: Table) -> Place:
+    """Of a value; for a section or a list that of its key."""
+    if not keys:
+        return root.place
+    parent = _node(keys[:-1], root)
+    return parent.entries[keys[-1]].place if isinstance(parent, Table) else _item(parent, keys[-1]).place
+
+
+def _key_place(keys: Keys, root: Table) -> Place:
+    parent = _node(keys[:-1], root)
+    return parent.entries[keys[-1]].key if isinstance(parent, Table) else _place(keys, root)
+
+
+def documentation(keys: Keys) -> str:
+    """The text under a field in the schema, for a full path; empty where there is none."""
+    section = section_of(annotation_at(Recipe, keys[:-1]))
+    return field_docs(section).get(keys[-1], "") if section is not None else ""
+
+
+@cache
+def field_docs(section: type[BaseModel]) -> dict[str, str]:
+    """The text under each field of a section and of its bases, by the name that users write.
+
+    Read from the source when somebody asks: pydantic would do so at every start, for a fifth of the time of a dry run.
+    """
+    docs: dict[str, str] = {}
+    for base in reversed([base for base in section.__mro__ if issubclass(base, BaseModel) and base is not BaseModel]):
+        body = ast.parse(inspect.getsource(base)).body[0]
+        assert isinstance(body, ast.ClassDef), "the source of a class is a class"
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                assert isinstance(field.target, ast.Name), "fields are plain names"
+                docs[field.target.id] = inspect.cleandoc(str(text.value.value))
+    return {field.alias or name: docs[name] for name, field in section.model_fields.items() if name in docs}

@@ -1,0 +1,125 @@
+"""What a user probably meant: the nearest name, or the section that a key belongs to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from pydantic import BaseModel
+
+from launcher.recipe.nodes import Keys, dotted
+from launcher.recipe.schema import Recipe
+from launcher.recipe.typed import annotation_of, fields_of, section_of
+
+COMMON_NAMES = {
+    "lr": "train.optimizer.lr",
+    "learning_rate": "train.optimizer.lr",
+    "weight_decay": "train.optimizer.weight_decay",
+    "momentum": "train.optimizer.momentum",
+    "epochs": "train.until",
+    "num_epochs": "train.until",
+    "max_epochs": "train.until",
+    "steps": "train.until",
+    "max_steps": "train.until",
+    "num_steps": "train.until",
+    "total_steps": "train.until",
+    "warmup_steps": "train.schedule.warmup",
+    "scheduler": "train.schedule",
+    "lr_scheduler": "train.schedule",
+    "gradient_accumulation_steps": "train.accumulate",
+    "grad_accum": "train.accumulate",
+    "accumulate_grad_batches": "train.accumulate",
+    "bf16": "train.precision",
+    "fp16": "train.precision",
+    "amp": "train.precision",
+    "dtype": "train.precision",
+    "random_seed": "train.seed",
+    "batch_size": "data.global_batch_size",
+    "num_workers": "data.loader_workers",
+    "dataset": "data.name",
+    "workers": "data.loader_workers",
+    "gpus": "resources.nproc_per_node",
+    "num_gpus": "resources.nproc_per_node",
+    "gpus_per_node": "resources.nproc_per_node",
+    "nproc": "resources.nproc_per_node",
+    "num_nodes": "resources.nodes",
+    "nnodes": "resources.nodes",
+    "distributed": "parallelism.strategy",
+    "save_every": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+    "save_top_k": "checkpoint.keep",
+    "max_retries": "faults.max_restarts",
+    "retries": "faults.max_restarts",
+    "project": "tracking.wandb.project",
+    "command": "script",
+}
+"""Words of other tools, and the key that says it here."""
+
+
+def unknown_key_hint(key: str, section: Keys, valid: Iterable[str], options: Mapping[Keys, Iterable[str]]) -> str:
+    """The most helpful thing to say about an unknown key of a section.
+
+    `valid` are the names that the section does know, `options` those of the named sections (`train.optimizer` has the
+    options of the optimizer that the recipe names).
+    """
+    valid = list(valid)
+    wanted = _normal(key)
+    here = next((name for name in valid if _normal(name) == wanted), None)
+    if here is not None:
+        return f"did you mean {here!r}?"
+    homes = [path for path in _homes(wanted, options) if not _inside(path, section)]
+    if 0 < len(homes) <= 2:
+        return f"belongs under {' or '.join(homes)}"
+    if wanted in COMMON_NAMES:
+        return f"here it is {COMMON_NAMES[wanted]!r}"
+    near = did_you_mean(key, valid)
+    if near:
+        return near
+    elsewhere = difflib.get_close_matches(wanted, [*COMMON_NAMES, *map(_leaf, key_paths())], n=1, cutoff=0.8)
+    if elsewhere:
+        known = elsewhere[0]
+        paths = [path for path in key_paths() if _leaf(path) == known] or [COMMON_NAMES[known]]
+        return f"did you mean {paths[0]!r}?"
+    return f"valid names: {', '.join(sorted(valid))}" if valid else ""
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """`did you mean 'until'?`, or nothing where no name is near."""
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
+@cache
+def key_paths() -> tuple[str, ...]:
+    """The full path of every key of the schema."""
+    return tuple(dotted(keys) for keys in _paths(Recipe, ()))
+
+
+def _paths(section: type[BaseModel], keys: Keys) -> list[Keys]:
+    found: list[Keys] = []
+    for key, field in fields_of(section).items():
+        found.append((*keys, key))
+        inner = section_of(annotation_of(field))
+        if inner is not None:
+            found += _paths(inner, (*keys, key))
+    return found
+
+
+def _homes(wanted: str, options: Mapping[Keys, Iterable[str]]) -> list[str]:
+    """The sections that do have this key."""
+    named = [dotted(section) for section, names in options.items() if wanted in map(_normal, names)]
+    paths = [path for path in key_paths() if _normal(_leaf(path)) == wanted]
+    return list(dict.fromkeys([path.rpartition(".")[0] or "the top level" for path in paths] + named))
+
+
+def _inside(home: str, section: Keys) -> bool:
+    return home == (dotted(section) or "the top level")
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _normal(key: str) -> str:
+    return key.lower().replace("-", "_")

@@ -1,0 +1,255 @@
+"""A recipe file, overrides and flags become a `Recipe`, or every mistake in them at once, each with its place.
+
+read     YAML -> tree with places      yamltext
+merge    extends < recipe < KEY=VALUE < flags
+resolve  ${...}                        interpolate
+type     by schema and catalog         typed, checks
+check    all of it, in one pass        explain, checks
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from launcher.recipe.checks import PATHS, absolute, check_named, check_whole, options_of, typed_options
+from launcher.recipe.explain import explain
+from launcher.recipe.hints import did_you_mean
+from launcher.recipe.interpolate import interpolate
+from launcher.recipe.nodes import (
+    Entry,
+    Findings,
+    Items,
+    Keys,
+    Layer,
+    Node,
+    Place,
+    Scalar,
+    Table,
+    dotted,
+    from_python,
+    merge,
+    put,
+    walk,
+)
+from launcher.recipe.schema import Recipe
+from launcher.recipe.typed import typed
+from launcher.recipe.yamltext import parse_value, parse_yaml
+
+Flags = Mapping[str, tuple[str, object]]
+"""Key path -> (flag as typed, value). A value of None was not given."""
+
+NO_FLAGS: Flags = {}
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe that has no mistake in it, and where each part of it was said."""
+
+    recipe: Recipe
+    source: Path | None
+    """Absolute path of the recipe file; None for a script without one."""
+    overrides: tuple[str, ...]
+    origins: dict[str, str]
+    """Full path of every value that was set -> who set it: `recipes/a.yaml:14:3`, `extends recipes/base.yaml:3:1`,
+    `override train.until=2 epochs`, `flag --nodes`. What is not here is a default."""
+    text: str
+    """The recipe as it was written."""
+    places: dict[str, str] = field(repr=False)
+    """Full path of every key that was set, sections included -> its place as an error shows it."""
+
+    def origin(self, key: str) -> str:
+        """Who set the value at a key: as in `origins`, or `default`."""
+        return self.origins.get(key, "default")
+
+    def where(self, key: str) -> str:
+        """The best place for an error about a key: its own, else that of the nearest section that was set."""
+        while key:
+            if key in self.places:
+                return self.places[key]
+            key = key.rpartition(".")[0]
+        return self.places[""]
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = (), *, flags: Flags = NO_FLAGS) -> LoadedRecipe:
+    """Read a recipe. Raises RecipeError with every mistake of the file, the overrides and the flags."""
+    findings = Findings()
+    text, written = _read_file(path, Layer.RECIPE, findings)
+    if not isinstance(written, Table):
+        findings.raise_if_any()
+        raise AssertionError("a file that cannot be read is a finding")
+    tree = _extend(written, findings)
+    return _finish(tree, overrides, flags, text=text, source=path.resolve(), findings=findings)
+
+
+def script_recipe(
+    script: Path, args: Sequence[str], overrides: Sequence[str] = (), *, flags: Flags = NO_FLAGS
+) -> LoadedRecipe:
+    """The recipe of `launch train.py -- args`: the script by its absolute path, the arguments unchanged.
+
+    Raises RecipeError for a script that is not there, and for every mistake of the overrides and the flags.
+    """
+    place = Place(_shown(script), Layer.RECIPE, Path.cwd())
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", script.stem).strip("-._")[:41] or "script"
+    values = tuple(Scalar(arg, place, plain=False, literal=True) for arg in args)
+    nodes: dict[str, Node] = {
+        "name": Scalar(name, place, plain=False, literal=True),
+        "script": Scalar(str(script), place, plain=False, literal=True),
+    }
+    if args:
+        nodes["args"] = Items(values, place)
+    tree = Table({key: Entry(place, node) for key, node in nodes.items()}, place)
+    # JSON is YAML, and quotes what needs it
+    written = {"name": name, "script": str(script.resolve()), "args": list(args)}
+    text = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in written.items() if value)
+    return _finish(tree, overrides, flags, text=text, source=None, findings=Findings())
+
+
+def _finish(
+    tree: Table, overrides: Sequence[str], flags: Flags, *, text: str, source: Path | None, findings: Findings
+) -> LoadedRecipe:
+    """Everything after reading: the same for a recipe and for a script."""
+    tree = _with_overrides(tree, overrides, findings)
+    tree = _with_flags(tree, flags)
+    tree, failed = interpolate(tree, findings)
+    recipe = _validate(tree, failed, findings)
+    findings.raise_if_any()
+    assert recipe is not None, "a recipe that does not validate is a finding"
+    entries = [(dotted(keys), entry) for keys, entry in walk(tree)]
+    return LoadedRecipe(
+        recipe=recipe,
+        source=source,
+        overrides=tuple(overrides),
+        origins={key: entry.place.origin for key, entry in entries if not _has_keys(entry)},
+        text=text,
+        places={"": str(tree.place), **{key: str(entry.place) for key, entry in entries}},
+    )
+
+
+def _validate(tree: Table, failed: set[Keys], findings: Findings) -> Recipe | None:
+    data: dict[str, Any] = typed(tree, Recipe)
+    for keys, value in typed_options(tree):
+        _set(data, keys, value)
+    for key in PATHS:
+        node = tree.entries[key].value if key in tree.entries else None
+        if isinstance(node, Scalar) and not node.null:
+            data[key] = str(absolute(node))
+    recipe = None
+    try:
+        recipe = Recipe.model_validate(data, strict=True)
+    except ValidationError as error:
+        explain(error.errors(include_url=False), tree, failed, options_of(tree), findings)
+    check_named(tree, failed, findings)
+    check_whole(tree, findings)
+    return recipe
+
+
+def _set(data: dict[str, Any], keys: Keys, value: object) -> None:
+    for key in keys[:-1]:
+        data = data[key]
+    data[keys[-1]] = value
+
+
+def _extend(tree: Table, findings: Findings) -> Table:
+    """The recipe on top of the one it extends. One level, so that a reader has two files to look at and never more."""
+    written = tree.entries.get("extends")
+    if written is None or not isinstance(written.value, Scalar) or written.value.null:
+        return tree
+    path = written.value.place.folder / Path(written.value.text).expanduser()
+    if not path.is_file():
+        findings.add(written.place, f"extends: there is no such file: {_shown(path)}", _neighbours(path))
+        findings.raise_if_any()
+    _, base = _read_file(path, Layer.EXTENDS, findings)
+    if not isinstance(base, Table):
+        findings.raise_if_any()
+        raise AssertionError("a file that cannot be read is a finding")
+    if "extends" in base.entries:
+        place = base.entries["extends"].key
+        findings.add(place, "extends: a recipe that is extended may not extend another", "one level only")
+    return merge(base, tree)
+
+
+def _with_overrides(tree: Table, overrides: Sequence[str], findings: Findings) -> Table:
+    for override in overrides:
+        place = Place(override, Layer.OVERRIDE, Path.cwd())
+        key, separator, text = override.partition("=")
+        keys = tuple(key.strip().split("."))
+        if not separator or not all(keys):
+            findings.add(place, "is not KEY=VALUE", "as in train.optimizer.lr=1e-3")
+            continue
+        if keys == ("extends",):
+            findings.add(place, "extends: is only read from the recipe file")
+            continue
+        value = parse_value(text, place, findings)
+        if value is not None:
+            tree = put(tree, keys, value, place)
+    return tree
+
+
+def _with_flags(tree: Table, flags: Flags) -> Table:
+    for key, (flag, value) in flags.items():
+        if value is not None:
+            place = Place(flag, Layer.FLAG, Path.cwd())
+            tree = put(tree, tuple(key.split(".")), from_python(value, place), place)
+    return tree
+
+
+def _read_file(path: Path, layer: Layer, findings: Findings) -> tuple[str, Node | None]:
+    """The text and the tree of a file; None, with the reason in `findings`, where it is no recipe at all."""
+    start = Place(_shown(path), layer, path.resolve().parent, line=1, column=1)
+    whole = Place(_shown(path), layer, start.folder)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        findings.add(whole, "there is no such file", _neighbours(path))
+        return "", None
+    except IsADirectoryError:
+        findings.add(whole, "is a folder, not a recipe", _recipes_in(path))
+        return "", None
+    except OSError as error:
+        findings.add(whole, f"cannot be read: {error.strerror}")
+        return "", None
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
+        findings.add(start.at(line, column), f"is not UTF-8: byte 0x{content[error.start]:02x}", "save it as UTF-8")
+        return "", None
+    tree = parse_yaml(text, start, findings)
+    if tree is not None and not isinstance(tree, Table):
+        findings.add(tree.place, "is not a recipe: it has no keys", "a recipe is made of `key: value` lines")
+        return text, None
+    return text, tree
+
+
+def _shown(path: Path) -> str:
+    """A path as a user would type it: relative where it lies below the current folder."""
+    absolute_path = path if path.is_absolute() else Path.cwd() / path
+    try:
+        return str(absolute_path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _neighbours(path: Path) -> str:
+    """What a mistyped file name may have meant."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    return did_you_mean(path.name, [other.name for other in folder.glob("*.y*ml")])
+
+
+def _recipes_in(folder: Path) -> str:
+    names = sorted(path.name for path in folder.glob("*.yaml"))
+    return f"it holds {', '.join(names)}" if names else ""
+
+
+def _has_keys(entry: Entry) -> bool:
+    return isinstance(entry.value, Table) and bool(entry.value.entries)
