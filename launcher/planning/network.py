@@ -5,9 +5,8 @@ An explicit recipe value or flag beats the environment, the environment beats pr
 
 from __future__ import annotations
 
-import difflib
-import ipaddress
 import re
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -121,11 +120,10 @@ def pick_family(addresses: Sequence[Iterable[str]]) -> dict[str, list[str]]:
     `addresses` has those of each node; the answer is `{"IPv4": [one address of each node]}`, or IPv6, or empty where
     the nodes have no family in common.
     """
-    parsed = [[ipaddress.ip_address(text) for text in node] for node in addresses]
     for version in (4, 6):
-        chosen = [next((ip for ip in node if ip.version == version), None) for node in parsed]
-        if chosen and all(ip is not None for ip in chosen):
-            return {f"IPv{version}": [str(ip) for ip in chosen]}
+        chosen = [next((text for text in node if _ip_version(text) == version), None) for node in addresses]
+        if chosen and None not in chosen:
+            return {f"IPv{version}": [text for text in chosen if text is not None]}
     return {}
 
 
@@ -142,11 +140,11 @@ class Endpoint:
         match = re.fullmatch(r"\[([^\[\]]+)\](?::(\d+))?", text)
         if match:
             host, port = match.groups()
-            if not _is_ipv6(host):
+            if _ip_version(host) != 6:
                 raise ValueError(f"{text!r}: only an IPv6 address stands in brackets")
         elif text.count(":") > 1:
             host, port = text, None
-            if not _is_ipv6(host):
+            if _ip_version(host) != 6:
                 raise ValueError(f"{text!r} is not an IPv6 address; with a port, write [ADDRESS]:PORT")
         else:
             match = re.fullmatch(r"([^\s:\[\]/]+)(?::(\d+))?", text)
@@ -163,11 +161,15 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _is_ipv6(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).version == 6
-    except ValueError:
-        return False
+def _ip_version(text: str) -> int | None:
+    """4 or 6 for a literal address, None for a name."""
+    for version, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
+        try:
+            socket.inet_pton(family, text.partition("%")[0])
+        except OSError:
+            continue
+        return version
+    return None
 
 
 def _choose_interface(
@@ -247,6 +249,8 @@ def _check_name(key: str, name: str, prefix: str, remarks: Remarks) -> None:
         short = name.removeprefix(prefix)
         remarks.problems.append(Finding(key, f"{key}: names stand here without {prefix}", f"write {short}"))
     elif prefix + name not in KNOWN and prefix + name not in {old for old, _, _ in RENAMED}:
+        import difflib
+
         options = [known.removeprefix(prefix) for known in KNOWN if known.startswith(prefix)]
         close = difflib.get_close_matches(name.upper(), options, n=1)
         guess = f"; did you mean {close[0]}?" if close else "."
@@ -285,12 +289,12 @@ def _settle(
 def _report(name: str, winner: Setting, losers: Sequence[Setting], remarks: Remarks) -> None:
     """Say what the user set and does not get, and which old spelling should be written anew."""
     for old in sorted({item.name for item in (winner, *losers) if item.name != name and item.rank < 2}):
-        remarks.notes.append(f"{old} is an old name of {name}, which is what the workers get; write {name}")
+        remarks.notes.append(f"{old} is an old name: the workers get {name} instead, with the same value")
     for loser in losers:
         if loser.rank < 2 and loser.value.lstrip("=") != winner.value.lstrip("="):
             spelled = "" if loser.name == name else f"{loser.name}="
             remarks.notes.append(
-                f"{name}: {winner.value} from {winner.origin}; {spelled}{loser.value} from {loser.origin} is not used"
+                f"{name}={winner.value} from {winner.origin}; {spelled}{loser.value} from {loser.origin} is not used"
             )
 
 

@@ -26,7 +26,7 @@ def render_plan(plan: Plan, facts: Facts | None = None, *, verbose: bool = False
         _summary(plan, facts),
         _titled("Nodes", _nodes(plan)),
         _titled("Values" if verbose else "Values that are set or chosen (-v: all)", _values(plan, verbose=verbose)),
-        _titled("Environment of the workers", _environment(plan)),
+        _titled("Environment of the workers", _environment(plan, verbose=verbose)),
         _titled("Limits", _limits(plan)),
         _titled("Agent", [shlex.join(plan.agent_argv)]),
         _titled("The same by hand, one line per node", _some(plan.torchrun)),
@@ -106,16 +106,22 @@ def _values(plan: Plan, *, verbose: bool) -> list[str]:
     )
 
 
-def _environment(plan: Plan) -> list[str]:
-    """All variables by who decided, then the names that differ between workers."""
+def _environment(plan: Plan, *, verbose: bool) -> list[str]:
+    """All variables by who decided, then those that are made for each worker."""
     lines: list[str] = []
     for number, title in enumerate(_GROUPS):
         group = [variable for variable in plan.env if _group(variable) == number]
-        rows = _table([[f"  {item.name}", item.value, "" if number == 3 else item.origin] for item in group])
+        rows = _table([[f"  {item.name}", _text(item.value), "" if number == 3 else item.origin] for item in group])
         lines += [title, *rows] if rows else []
     if plan.env_unset:
         lines += ["taken out", *(f"  {name}" for name in plan.env_unset)]
-    return [*lines, "each worker's own, fresh for each attempt", *(f"  {line}" for line in _filled(_own_names(plan)))]
+    own = _own_names(plan)
+    short = [f"RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LAUNCH_RUN_DIR and {len(own) - 6} more (-v: all)"]
+    return [
+        *lines,
+        "each worker's own, fresh for each attempt",
+        *(f"  {line}" for line in (_filled(own) if verbose else short)),
+    ]
 
 
 def _own_names(plan: Plan) -> list[str]:
@@ -127,17 +133,18 @@ def _own_names(plan: Plan) -> list[str]:
 def _group(variable: EnvVar) -> int:
     if variable.origin == "default":
         return 3
-    if variable.origin.startswith(("auto", "preset ")):
+    if variable.origin.startswith(("auto: ", "preset ")):
         return 2
     return 1 if variable.origin == "environment" else 0
 
 
 def _limits(plan: Plan) -> list[str]:
     limits = plan.limits
+    after = "of the whole group, from the last checkpoint" if plan.resumable else "a failure ends the run"
     port = "a free one for each attempt" if plan.master_port is None else f"{plan.master_port}, fixed"
     return _table(
         [
-            ["restarts", str(limits.max_restarts), "of the whole group, from the last checkpoint"],
+            ["restarts", str(limits.max_restarts), after],
             ["stop", _seconds(limits.grace_s), "to save and leave, then killed"],
             ["collective", _seconds(limits.network_timeout_s), "before a rank counts as stuck"],
             ["joining", _seconds(limits.join_timeout_s), "for all nodes to come together"],
@@ -170,7 +177,8 @@ def _filled(names: Sequence[str], width: int = 90) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """As it was written, unless that would break the line."""
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value, ensure_ascii=False)
 
 
 def _seconds(time_s: float) -> str:

@@ -94,7 +94,7 @@ def choose_threads(recipe: Recipe, facts: Facts, workers: int, where: str, remar
     if asked != "auto":
         if exported is not None and exported != str(asked):
             remarks.notes.append(
-                f"OMP_NUM_THREADS: {asked} from resources.threads; {exported} in the environment is not used"
+                f"OMP_NUM_THREADS={asked} from resources.threads; {exported} in the environment is not used"
             )
         if asked * workers > facts.num_cpus and asked > 1:
             remarks.notes.append(

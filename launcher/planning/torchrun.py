@@ -22,8 +22,9 @@ def torchrun_lines(plan: Plan, *, overrides: Sequence[str], cwd: str) -> Iterato
     unset = [part for name in plan.env_unset for part in ("-u", name)]
     start += " ".join(["env", *unset, *(f"{variable.name}={_quoted(variable.value)}" for variable in plan.env)])
     before = f"torchrun --nnodes {len(plan.nodes)} --node-rank"
-    after = shlex.join(
-        [
+    after = " ".join(
+        _quoted(word)
+        for word in [
             *("--nproc-per-node", str(plan.nproc_per_node)),
             *("--master-addr", plan.nodes[0].address),
             *("--master-port", str(plan.master_port or TORCHRUN_PORT)),
@@ -45,5 +46,9 @@ def _program(plan: Plan, overrides: Sequence[str]) -> list[str]:
 
 
 def _quoted(value: str) -> str:
-    """One word of a shell. zsh may take a leading `=` for the path of a command, which shlex does not know."""
+    """One word of a shell, on one line."""
+    if not value.isprintable():
+        escaped = value.encode("unicode_escape").decode("ascii").replace("'", "\\'")
+        return f"$'{escaped}'"
+    # zsh may take a leading `=` for the path of a command, which shlex does not know.
     return f"'{value}'" if value.startswith("=") and shlex.quote(value) == value else shlex.quote(value)

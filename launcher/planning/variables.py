@@ -45,8 +45,7 @@ def worker_variables(
 ) -> tuple[EnvVar, ...]:
     """The variables of every worker, sorted by name. Names that are ours are problems."""
     variables = {"PYTHONUNBUFFERED": EnvVar(name="PYTHONUNBUFFERED", value="1", origin="default")}
-    if device.name == "cuda" and "CUDA_DEVICE_ORDER" not in facts.environment:
-        # Device numbers in a plan are those of nvidia-smi; CUDA's own order is the fastest first.
+    if device.name == "cuda" and not _orders_devices(facts.environment):
         variables["CUDA_DEVICE_ORDER"] = EnvVar(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", origin="default")
     for name, value in recipe.env.items():
         key = f"env.{name}"
@@ -56,6 +55,15 @@ def worker_variables(
     variables["OMP_NUM_THREADS"] = EnvVar(name="OMP_NUM_THREADS", value=threads.value, origin=threads.origin)
     variables |= {variable.name: variable for variable in network.env}
     return tuple(variables[name] for name in sorted(variables))
+
+
+def _orders_devices(environment: Mapping[str, str]) -> bool:
+    """Whether the user's device numbers have to be read as CUDA would.
+
+    Those of a plan are otherwise nvidia-smi's (by PCI bus); CUDA's own order is the fastest first.
+    """
+    numbers = environment.get("CUDA_VISIBLE_DEVICES", "").replace(",", "").replace(" ", "")
+    return "CUDA_DEVICE_ORDER" in environment or numbers.isdecimal()
 
 
 def _check_name(name: str, value: str, threads: Threads, remarks: Remarks) -> None:
