@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -85,20 +85,29 @@ def _sentence(
 
 
 def _hint(keys: Keys, node: Node, wanted: Any) -> str:
-    types = {member.type for member in members(wanted)}
-    section = section_of(wanted)
     if isinstance(node, Scalar) and node.null:
-        return "null is not a value of this key; leave it out for the default"
-    if isinstance(node, Scalar) and section is not None and issubclass(section, NamedSection):
-        name = next(iter(fields_of(section)))
-        return f"write `{keys[-1]}: {{{name}: {node.text}}}`"
-    if isinstance(node, Scalar) and not node.plain and types & {int, float, bool}:
-        return "without the quotes it is no longer text"
-    if bool in types and isinstance(node, Scalar) and node.text.lower() in ("yes", "no", "on", "off", "y", "n"):
-        return "write true or false; quote it where text is meant"
-    if isinstance(node, Scalar) and section is None and any("tuple" in str(kind) for kind in types):
-        return f"write [{node.text}]"
-    return documentation(keys)
+        listed = keys[-1].isdecimal()
+        return 'quote it where text is meant: "null"' if listed else "leave the key out for the default"
+    section = section_of(wanted)
+    if section is not None:
+        return _section_hint(keys, node, section)
+    return (_scalar_hint(node, wanted) if isinstance(node, Scalar) else "") or documentation(keys)
+
+
+def _section_hint(keys: Keys, node: Node, section: type[BaseModel]) -> str:
+    names = list(fields_of(section))
+    if isinstance(node, Scalar) and issubclass(section, NamedSection):
+        return f"write `{keys[-1]}: {{{names[0]}: {node.text}}}`"
+    return f"its keys: {', '.join(names)}"
+
+
+def _scalar_hint(node: Scalar, wanted: Any) -> str:
+    types = {member.type for member in members(wanted)}
+    if not node.plain and types & {int, float, bool}:
+        return "remove the quotes"
+    if bool in types and node.text.lower() in ("yes", "no", "on", "off", "y", "n"):
+        return "write true or false; in YAML 1.2 yes, no, on and off are text"
+    return f"write [{node.text}]" if any(get_origin(kind) is tuple for kind in types) else ""
 
 
 def _node(keys: Keys, root: Table) -> Node:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,30 +203,37 @@ def _with_flags(tree: Table, flags: Flags) -> Table:
 def _read_file(path: Path, layer: Layer, findings: Findings) -> tuple[str, Node | None]:
     """The text and the tree of a file; None, with the reason in `findings`, where it is no recipe at all."""
     start = Place(_shown(path), layer, path.resolve().parent, line=1, column=1)
-    whole = Place(_shown(path), layer, start.folder)
+    text = _read_text(path, start, findings)
+    tree = None if text is None else parse_yaml(text, start, findings)
+    if tree is not None and not isinstance(tree, Table):
+        findings.add(tree.place, "is not a recipe: it has no keys", "a recipe is made of `key: value` lines")
+        tree = None
+    return text or "", tree
+
+
+def _read_text(path: Path, start: Place, findings: Findings) -> str | None:
+    whole = replace(start, line=0)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         findings.add(whole, "there is no such file", _neighbours(path))
-        return "", None
+        return None
     except IsADirectoryError:
         findings.add(whole, "is a folder, not a recipe", _recipes_in(path))
-        return "", None
+        return None
     except OSError as error:
         findings.add(whole, f"cannot be read: {error.strerror}")
-        return "", None
+        return None
+    if path.suffix == ".py":
+        findings.add(whole, "is a script, not a recipe", "`launch SCRIPT.py -- arguments` runs it as it is")
+        return None
     try:
-        text = content.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         before = content[: error.start]
         line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
         findings.add(start.at(line, column), f"is not UTF-8: byte 0x{content[error.start]:02x}", "save it as UTF-8")
-        return "", None
-    tree = parse_yaml(text, start, findings)
-    if tree is not None and not isinstance(tree, Table):
-        findings.add(tree.place, "is not a recipe: it has no keys", "a recipe is made of `key: value` lines")
-        return text, None
-    return text, tree
+        return None
 
 
 def _shown(path: Path) -> str:

@@ -11,13 +11,13 @@ from launcher.recipe.units import Duration, Length
 
 def _positive_length(length: Length) -> Length:
     if length.count <= 0:
-        raise ValueError(f"{length.text!r} is no length; it must be more than 0")
+        raise ValueError(f"{length.text!r} is not more than 0")
     return length
 
 
 def _positive_duration(duration: Duration) -> Duration:
     if duration.time_s <= 0:
-        raise ValueError(f"{duration.text!r} is no time at all; it must be more than 0")
+        raise ValueError(f"{duration.text!r} is not more than 0")
     return duration
 
 
@@ -150,7 +150,7 @@ class CheckpointSection(Section):
     keep: PositiveInt = 3
     """How many of the newest are kept, besides the best."""
     best: Annotated[str, Field(pattern=r"^\S+ (min|max)$")] | None = None
-    """The metric that decides which one is best: `eval/accuracy max`."""
+    """The metric that decides which one is best, and its better end: `eval/accuracy max`, `eval/loss min`."""
     init_from: str | None = None
     """Weights to start from (a run, or a checkpoint folder). First attempt only; the state of a run is never taken."""
 
@@ -177,7 +177,7 @@ class Recipe(Section):
     """What is trained, and how. Either `model data train`, or a `script` with `args`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$")]
-    """First part of the run id: letters, digits, `.`, `_`, `-`."""
+    """First part of the run id: at most 41 letters, digits, `.`, `_`, `-`, beginning with a letter or digit."""
     extends: str | None = None
     """A recipe to start from, relative to this file. One level."""
     model: ModelSection | None = None

@@ -69,8 +69,18 @@ def annotation_at(section: type[BaseModel], keys: Keys) -> Any:
             field = fields_of(inner).get(key)
             annotation = Any if field is None else annotation_of(field)
         else:
-            annotation = next((get_args(w.type)[1] for w in members(annotation) if get_origin(w.type) is dict), Any)
+            annotation = next(map(_inner, filter(_has_inner, members(annotation))), Any)
     return annotation
+
+
+def _has_inner(wanted: Wanted) -> bool:
+    return get_origin(wanted.type) in (dict, list, tuple)
+
+
+def _inner(wanted: Wanted) -> Any:
+    """What the values of a dict or the items of a list are."""
+    arguments = get_args(wanted.type)
+    return arguments[1] if get_origin(wanted.type) is dict else arguments[0]
 
 
 def typed(node: Node, annotation: Any) -> Any:

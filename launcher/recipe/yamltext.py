@@ -77,17 +77,18 @@ class _Builder:
         return Scalar(node.value, place, plain=plain, null=plain and is_null(node.value))
 
     def _entries(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, Entry]]:
-        first: dict[str, Place] = {}
+        first: dict[str, tuple[Place, str]] = {}
         for key_node, value_node in node.value:
             place = self._place(key_node)
             key = self._key(key_node, keys, place)
             if key is None:
                 continue
             if key in first:
-                message = f"duplicate key {key!r}{_within(keys)}, first at {first[key]}"
+                before, value = first[key]
+                message = f"duplicate key {key!r}{_within(keys)}: {value} at {before}, {_brief(value_node)} here"
                 self.findings.add(place, message, "keep one of the two")
                 continue
-            first[key] = place
+            first[key] = (place, _brief(value_node))
             yield key, Entry(place, self.build(value_node, (*keys, key)))
 
     def _key(self, node: yaml.Node, keys: Keys, place: Place) -> str | None:
@@ -100,7 +101,7 @@ class _Builder:
             self.findings.add(place, "`<<` is not part of YAML 1.2", "use `extends:`, or repeat the keys")
             return None
         if not node.style and (is_null(text) or not isinstance(plain_value(text), str)):
-            kind = "null" if is_null(text) else type(plain_value(text)).__name__
+            kind = "null" if is_null(text) else "a boolean" if isinstance(plain_value(text), bool) else "a number"
             self.findings.add(
                 place, f"key {text or 'null'}{_within(keys)} is not text but {kind}", f'quote it: "{text}"'
             )
@@ -141,6 +142,13 @@ def _syntax_hint(problem: str) -> str:
     if "expected ',' or" in problem:
         return "a bracket or brace is not closed, or a value in it needs quotes"
     return ""
+
+
+def _brief(node: yaml.Node) -> str:
+    """A value in the message about two of them."""
+    if isinstance(node, yaml.ScalarNode):
+        return repr(node.value)
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a section"
 
 
 def _within(keys: Keys) -> str:
