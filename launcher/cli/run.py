@@ -12,7 +12,6 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.follow import follow
 from launcher.cli.signals import SignalInbox
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, get_executor
@@ -131,6 +130,8 @@ def submit(plan: Plan, run: RunDir, executor: Executor, inbox: SignalInbox, *, d
     ref = executor.submit(plan, run, attached=not detach)
     record_event(run, "submitted", ref=str(ref))
     if not detach:
+        from launcher.cli.follow import follow  # imported while the agents start
+
         return follow(executor, ref, plan, run, inbox, as_json=as_json)
     if as_json:
         show_json({"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref)})

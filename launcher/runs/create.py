@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
-import secrets
 import subprocess
 import sys
 import time
@@ -104,7 +102,7 @@ def launch_record(plan: Plan, *, command: Sequence[str], facts: Facts) -> dict[s
         "pid": os.getpid(),
         "command": list(command),
         "python": {"executable": facts.python, "version": facts.python_version},
-        "platform": platform.platform(),
+        "platform": " ".join(os.uname()[index] for index in (0, 2, 4)),
         "versions": {"launcher": launcher.__version__, "torch": facts.torch_version},
         "git": {**facts.git, **(_git_diff(facts.cwd) if facts.git.get("dirty") else {})},
         "packages": installed_packages(sys.path),
@@ -138,7 +136,7 @@ def _write_token(path: Path) -> None:
     # The mode is given at creation: the secret is at no moment readable by others.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
+        file.write(os.urandom(32).hex())
 
 
 def _yaml(resolved: Mapping[str, Any]) -> str:

@@ -139,7 +139,7 @@ def _node_joined(record: RunRecord, event: Event) -> RunRecord:
 
 
 def _agent_lost(record: RunRecord, event: Event) -> RunRecord:
-    lost = event.get("node")
+    lost = _int(event.get("node"))
     workers = tuple(worker for worker in record.workers if worker["node"] != lost)
     return replace(_set_node(record, lost, state="lost"), workers=workers)
 
@@ -155,13 +155,13 @@ def _attempt_started(record: RunRecord, event: Event) -> RunRecord:
 
 
 def _worker_started(record: RunRecord, event: Event) -> RunRecord:
-    worker = {key: event.get(key) for key in ("node", "rank", "pid", "attempt")}
+    worker = {key: _int(event.get(key)) for key in ("node", "rank", "pid", "attempt")}
     others = [other for other in record.workers if other["rank"] != worker["rank"]]
-    return replace(record, workers=tuple(sorted([*others, worker], key=lambda each: _int(each["rank"]) or 0)))
+    return replace(record, workers=tuple(sorted([*others, worker], key=_by("rank"))))
 
 
 def _worker_ended(record: RunRecord, event: Event) -> RunRecord:
-    ended = (event.get("rank"), event.get("attempt"))
+    ended = (_int(event.get("rank")), _int(event.get("attempt")))
     return replace(record, workers=tuple(w for w in record.workers if (w["rank"], w["attempt"]) != ended))
 
 
@@ -276,22 +276,27 @@ def _judge(record: RunRecord, alive: bool | None) -> RunRecord:
 
 
 def _set_node(record: RunRecord, node: Any, **fields: Any) -> RunRecord:
+    index = _int(node)
     known = {each["node"]: each for each in record.nodes}
-    blank: NodeRecord = {"node": node, "host": "", "pid": None, "state": "joining"}
-    known[node] = {**known.get(node, blank), **fields}
-    return replace(record, nodes=tuple(sorted(known.values(), key=lambda each: _int(each["node"]) or 0)))
+    blank: NodeRecord = {"node": index, "host": "", "pid": None, "state": "joining"}
+    known[index] = {**known.get(index, blank), **fields}
+    return replace(record, nodes=tuple(sorted(known.values(), key=_by("node"))))
 
 
 def _set_nodes(record: RunRecord, state: str) -> tuple[NodeRecord, ...]:
     return tuple({**node, "state": node["state"] if node["state"] == "lost" else state} for node in record.nodes)
 
 
+def _by(key: str) -> Callable[[Mapping[str, Any]], int]:
+    return lambda each: -1 if each[key] is None else int(each[key])
+
+
 def _state(value: Any) -> RunState:
-    return RunState(value) if value in RunState.__members__ else RunState.UNKNOWN
+    return RunState(value) if isinstance(value, str) and value in RunState.__members__ else RunState.UNKNOWN
 
 
 def _cause(value: Any) -> Cause | None:
-    return Cause(value) if value in set(Cause) else None
+    return Cause(value) if isinstance(value, str) and value in set(Cause) else None
 
 
 def _sentence(cause: Cause | None) -> str:
@@ -299,7 +304,7 @@ def _sentence(cause: Cause | None) -> str:
 
 
 def _int(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
+    return value if isinstance(value, int) else None
 
 
 def _text(value: Any) -> str | None:

@@ -1,0 +1,207 @@
+"""The fold of events into a record: states follow the table, whatever comes and in whatever order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.runs.events import Event
+from launcher.runs.fold import RunRecord, apply, fold
+from launcher.runs.states import FINAL, TRANSITIONS, Cause, RunState
+
+CREATED = {"event": "created", "command": ["launch"], "user": "ada", "host": "here"}
+SUBMITTED = {"event": "submitted", "ref": "local:here:1:2"}
+STARTED = [
+    {"event": "supervisor_started", "pid": 1, "host": "here"},
+    {"event": "agent_started", "node": 0, "pid": 10, "host": "here"},
+    {"event": "agent_started", "node": 1, "pid": 11, "host": "here"},
+    {"event": "node_joined", "node": 0},
+    {"event": "node_joined", "node": 1},
+]
+FINISHED = {"event": "finished", "state": "SUCCEEDED", "cause": "done", "exit_code": 0}
+
+
+def attempt(number: int) -> list[Event]:
+    return [
+        {"event": "attempt_started", "attempt": number, "world_size": 2},
+        *(
+            {"event": "worker_started", "attempt": number, "node": rank, "rank": rank, "pid": 100 * number + rank}
+            for rank in (0, 1)
+        ),
+    ]
+
+
+def ended(number: int, rank: int, code: int = 0) -> Event:
+    return {"event": "worker_ended", "attempt": number, "node": rank, "rank": rank, "exit_code": code}
+
+
+RUNNING = [CREATED, SUBMITTED, *STARTED, *attempt(1)]
+WHOLE: list[Event] = [
+    *RUNNING,
+    {"event": "training_started", "attempt": 1, "step": 0, "total_steps": 632, "steps_per_epoch": 79},
+    {"event": "checkpoint_saved", "attempt": 1, "step": 100, "path": "checkpoints/step-100", "best": True},
+    ended(1, 1, 137),
+    {"event": "failure", "attempt": 1, "node": 1, "rank": 1, "cause": "signal", "exit_code": 137},
+    {"event": "attempt_ended", "attempt": 1, "cause": "signal"},
+    {"event": "restarting", "attempt": 2, "restarts": 1, "max_restarts": 3},
+    *attempt(2),
+    {"event": "training_started", "attempt": 2, "step": 100, "total_steps": 632, "steps_per_epoch": 79},
+    {"event": "summary", "attempt": 2, "step": 632, "samples_seen": 80896, "metrics": {"eval/accuracy": 0.978}},
+    {"event": "tracking", "attempt": 2, "wandb": {"mode": "offline", "id": "x"}},
+    ended(2, 0),
+    ended(2, 1),
+    FINISHED,
+    {"event": "supervisor_ended", "exit_code": 0},
+]
+
+
+def timed(events: list[Event]) -> list[Event]:
+    return [{"time": 1000.0 + index, "writer": "any", **event} for index, event in enumerate(events)]
+
+
+def folded(events: list[Event], alive: bool | None = True, result: dict[str, Any] | None = None) -> RunRecord:
+    return fold(timed(events), alive, result, run_id="r")
+
+
+def test_a_whole_run_with_a_restart() -> None:
+    record = folded(WHOLE, None)
+    assert (record.state, record.cause, record.exit_code) == (RunState.SUCCEEDED, Cause.DONE, 0)
+    assert (record.attempts, record.restarts) == (2, 1)
+    assert (record.step, record.total_steps, record.samples_seen) == (632, 632, 80896)
+    assert record.metrics == {"eval/accuracy": 0.978}
+    assert [event["cause"] for event in record.failures] == ["signal"]
+    assert [event["step"] for event in record.checkpoints] == [100]
+    assert [node["state"] for node in record.nodes] == ["ended", "ended"]
+    assert record.workers == ()
+    assert record.started_s == 1000.0
+    assert record.ended_s == 1000.0 + WHOLE.index(FINISHED)
+
+
+def test_workers_are_those_that_live_in_the_newest_attempt() -> None:
+    until_second = WHOLE[: WHOLE.index(ended(2, 0))]
+    assert [(worker["rank"], worker["pid"], worker["attempt"]) for worker in folded(until_second).workers] == [
+        (0, 200, 2),
+        (1, 201, 2),
+    ]
+    assert [worker["rank"] for worker in folded([*until_second, ended(2, 0)]).workers] == [1]
+
+
+def test_the_end_of_an_old_worker_that_is_told_late_ends_no_new_one() -> None:
+    record = folded([*RUNNING, *attempt(2), ended(1, 0, 143)])
+    assert [worker["pid"] for worker in record.workers] == [200, 201]
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ([], RunState.UNKNOWN),
+        ([CREATED, SUBMITTED], RunState.SUBMITTED),
+        ([CREATED, SUBMITTED, STARTED[0]], RunState.STARTING),
+        (RUNNING, RunState.RUNNING),
+        ([*RUNNING, {"event": "restarting", "restarts": 1}], RunState.RESTARTING),
+        ([*RUNNING, {"event": "agent_started", "node": 1}], RunState.RUNNING),
+        ([CREATED, STARTED[0], SUBMITTED], RunState.STARTING),
+        ([*RUNNING, FINISHED, *attempt(2)], RunState.SUCCEEDED),
+        ([*RUNNING, {"event": "finished", "state": "CANCELLED", "cause": "cancelled"}], RunState.CANCELLED),
+        ([*RUNNING, {"event": "finished", "state": "from the future"}], RunState.UNKNOWN),
+        ([*RUNNING, {"event": "not known here"}], RunState.RUNNING),
+    ],
+)
+def test_the_state_after_events(events: list[Event], state: RunState) -> None:
+    record = RunRecord()
+    for event in timed(events):
+        record = apply(record, event)
+    assert record.state is state
+
+
+@pytest.mark.parametrize("alive", [True, False, None])
+def test_a_run_that_has_finished_is_what_it_said(alive: bool | None) -> None:
+    assert folded(WHOLE, alive).state is RunState.SUCCEEDED
+
+
+def test_a_job_that_is_gone_without_a_word_has_failed() -> None:
+    record = folded(RUNNING, False)
+    assert (record.state, record.cause) == (RunState.FAILED, Cause.LAUNCHER_LOST)
+    assert "did not say why; last seen RUNNING" in record.sentence
+    assert record.workers == ()
+
+
+def test_a_job_that_cannot_be_seen_is_unknown_and_its_host_is_named() -> None:
+    record = folded(RUNNING, None)
+    assert record.state is RunState.UNKNOWN
+    assert "last seen RUNNING" in record.sentence
+    assert "here" in record.sentence
+
+
+def test_a_run_that_was_never_submitted_says_so() -> None:
+    assert folded([CREATED], None).sentence == "it was never submitted"
+
+
+def test_the_result_is_the_truth() -> None:
+    result = {"state": "FAILED", "cause": "oom", "exit_code": 1, "attempts": 4, "restarts": 3, "reason": "too big"}
+    record = folded(RUNNING, False, result)
+    assert (record.state, record.cause, record.exit_code) == (RunState.FAILED, Cause.OOM, 1)
+    assert (record.attempts, record.restarts, record.reason) == (4, 3, "too big")
+
+
+def test_a_resume_starts_over_and_keeps_attempts_and_checkpoints() -> None:
+    events = [*WHOLE, {"event": "resumed", "overrides": []}]
+    record = folded(events)
+    assert record.state is RunState.SUBMITTED
+    assert (record.cause, record.exit_code, record.ended_s, record.ref) == (None, None, None, None)
+    assert (record.attempts, record.restarts, record.failures) == (2, 0, ())
+    assert [event["step"] for event in record.checkpoints] == [100]
+    assert record.started_s == 1000.0 + len(WHOLE)
+    again = folded([*events, {"event": "submitted", "ref": "local:here:3:4"}, *STARTED, *attempt(3)])
+    assert (again.state, again.attempts, again.ref) == (RunState.RUNNING, 3, "local:here:3:4")
+
+
+def test_a_run_that_was_killed_can_be_resumed() -> None:
+    assert folded([*RUNNING, {"event": "resumed"}]).state is RunState.SUBMITTED
+
+
+def test_waiting_for_a_node_is_known_until_it_joins() -> None:
+    waiting = {"event": "waiting", "missing": [1], "waited_s": 40.0}
+    assert folded([*STARTED[:4], waiting]).waiting is not None
+    assert folded([*STARTED[:4], waiting, STARTED[4]]).waiting is None
+
+
+def test_a_lost_agent_takes_its_workers_along() -> None:
+    record = folded([*RUNNING, {"event": "agent_lost", "node": 1, "pid": 11, "status": 9}])
+    assert [(node["node"], node["state"]) for node in record.nodes] == [(0, "up"), (1, "lost")]
+    assert [worker["node"] for worker in record.workers] == [0]
+
+
+def test_only_a_person_leads_out_of_a_final_state() -> None:
+    assert all(TRANSITIONS[state] == {RunState.SUBMITTED} for state in FINAL)
+    assert set(TRANSITIONS) == set(RunState)
+
+
+NAMES = sorted({str(event["event"]) for event in WHOLE} | {"resumed", "waiting", "stop_requested", "?"})
+FIELDS = ("attempt", "node", "rank", "pid", "state", "cause", "exit_code", "step", "host", "ref", "metrics")
+VALUES: tuple[Any, ...] = (None, True, 0, 3, -1, float("inf"), float("nan"), "", "3", "FAILED", "done", [], [1], {})
+noise = st.builds(
+    lambda name, fields: {**fields, "event": name},
+    st.sampled_from(NAMES),
+    st.dictionaries(st.sampled_from(FIELDS), st.sampled_from(VALUES), max_size=4),
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.sampled_from(WHOLE) | noise, max_size=25), st.sampled_from([True, False, None]))
+def test_any_events_in_any_order_fold_and_follow_the_table(events: list[Event], alive: bool | None) -> None:
+    record = RunRecord()
+    for event in events:
+        following = apply(record, event)
+        allowed = TRANSITIONS[record.state] | {record.state}
+        assert following.state in allowed or (event["event"] == "resumed" and following.state is RunState.SUBMITTED)
+        record = following
+    fold(events, alive, None)
+
+
+@given(st.integers(0, len(WHOLE)), st.sampled_from([True, False, None]))
+def test_every_prefix_of_a_run_folds(length: int, alive: bool | None) -> None:
+    assert folded(WHOLE[:length], alive).attempts <= 2

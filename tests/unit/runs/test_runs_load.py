@@ -1,0 +1,99 @@
+"""Reading run directories: growing files, the newest metrics, checkpoints by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import runs_values as values
+from fake_executor import STARTS, Ends, Happens
+
+from launcher.errors import RecipeError, Refused
+from launcher.runs.checkpoints import checkpoint_steps, find_checkpoint
+from launcher.runs.create import record_event
+from launcher.runs.follow import Tail
+from launcher.runs.load import last_metrics, read_plan, read_record
+from launcher.runs.rundir import RunDir
+from launcher.runs.states import RunState
+
+
+def test_a_tail_gives_whole_lines_only_and_the_rest_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.read() == b""
+    with path.open("ab", buffering=0) as file:
+        file.write(b"one\ntw")
+        assert tail.read() == b"one\n"
+        file.write(b"o\n")
+        assert tail.read() == b"two\n"
+        file.write(b"three")
+        assert tail.read() == b""
+        assert tail.drain() == b"three\n"
+    assert tail.drain() == b""
+    tail.close()
+
+
+def test_the_newest_metrics_are_the_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert last_metrics(path) is None
+    path.write_text("")
+    assert last_metrics(path) is None
+    path.write_text("".join(json.dumps({"step": step, "pad": "x" * 100}) + "\n" for step in range(2000)) + '{"step": 9')
+    newest = last_metrics(path)
+    assert newest is not None
+    assert newest["step"] == 1999
+
+
+def test_a_record_of_a_live_run_has_the_step_of_its_metrics(runs_dir: Path) -> None:
+    run = values.create(runs_dir)
+    for moment in STARTS:
+        moment.play(run)
+    record_event(run, "submitted", ref="local:here:1:2")
+    run.metrics.write_text('{"step": 17, "attempt": 1}\n')
+    record = read_record(run, lambda ref: ref == "local:here:1:2")
+    assert (record.state, record.step) == (RunState.RUNNING, 17)
+    assert [worker["rank"] for worker in record.workers] == [0, 1]
+
+
+def test_a_run_that_ends_while_it_is_asked_about_is_not_called_lost(runs_dir: Path) -> None:
+    run = values.create(runs_dir)
+    record_event(run, "submitted", ref="local:here:1:2")
+
+    def ends_now(ref: str) -> bool:
+        Ends("SUCCEEDED", "done", 0).play(run)
+        return False
+
+    assert read_record(run, ends_now).state is RunState.SUCCEEDED
+
+
+def test_a_plan_of_another_version_is_refused(runs_dir: Path) -> None:
+    run = values.create(runs_dir)
+    run.plan.write_text('{"version": 99}')
+    with pytest.raises(Refused, match="plan version 99 is not 1"):
+        read_plan(run)
+
+
+@pytest.fixture
+def saved(runs_dir: Path) -> RunDir:
+    run = values.create(runs_dir)
+    for name in ("step-100", "step-9", "step-20.tmp", "note"):
+        (run.checkpoints / name).mkdir(parents=True)
+    return run
+
+
+def test_checkpoints_are_found_by_step_latest_and_best(saved: RunDir) -> None:
+    assert list(checkpoint_steps(saved)) == [9, 100]
+    assert find_checkpoint(saved, "latest") == saved.checkpoints / "step-100"
+    assert find_checkpoint(saved, "9") == saved.checkpoints / "step-9"
+    for best in (9, 100):
+        Happens("worker", "checkpoint_saved", {"step": best, "best": best == 9}).play(saved)
+    assert find_checkpoint(saved, "best") == saved.checkpoints / "step-9"
+    saved.result.write_text(json.dumps({"checkpoint": {"latest": 100, "best": 100}}))
+    assert find_checkpoint(saved, "best") == saved.checkpoints / "step-100"
+
+
+@pytest.mark.parametrize("which", ["20", "newest", "best", "-1"])
+def test_a_checkpoint_that_is_not_there_exits_2_with_those_that_are(saved: RunDir, which: str) -> None:
+    with pytest.raises(RecipeError, match="steps that are there: 9, 100"):
+        find_checkpoint(saved, which)
