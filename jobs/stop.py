@@ -23,9 +23,11 @@ class StopRequest:
         self._raise = False
 
     def install(self) -> None:
-        """Take over the signals. Call it in the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        """Take over the signals, those included that were held back until now. Call it in the main thread."""
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
             signal.signal(number, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         # The agent starts a job with TERM blocked, so that a stop before this line is not lost.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 

@@ -1,1 +1,1 @@
-"""Datasets: one file each, one decorator."""
+"""Datasets. One file, one decorated function, one name."""

@@ -1,1 +1,1 @@
-"""Models: one file each, one decorator."""
+"""Networks. One file, one decorated function, one name."""

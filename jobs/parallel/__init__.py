@@ -1,1 +1,1 @@
-"""Parallel strategies: one file each, one decorator."""
+"""Strategies: how the ranks share the work. One file, one decorated function, one name."""

@@ -1,0 +1,107 @@
+"""What this process was started for: from the plan of a run directory, or from a recipe given by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.recipe.schema import DataSection, ModelSection, Recipe, TrainSection
+from launcher.runs.rundir import RunDir
+
+_MARK = "torchrun"
+"""File in a run directory that was made by hand: which torchrun made it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A recipe, and the attempt at it."""
+
+    recipe: Recipe
+    model: ModelSection
+    data: DataSection
+    train: TrainSection
+    attempt: int
+    identity: str
+    """The same on every rank that was started for this attempt."""
+    run_dir: RunDir | None
+    """None = by hand: `place` decides."""
+    device: str
+    """cpu, cuda or auto."""
+    world_size: int | None
+    """Number of ranks that were planned; None = by hand, torchrun decides."""
+
+
+def read_job(argv: Sequence[str], env: Mapping[str, str]) -> Job:
+    """The job of LAUNCH_RUN_DIR where it is set (by our agent), else of `RECIPE [KEY=VALUE ...]` in argv.
+
+    Raises launcher.errors.RecipeError for a recipe that is wrong, ValueError for one that trains nothing of ours.
+    """
+    run_dir = env.get("LAUNCH_RUN_DIR")
+    return _planned(RunDir(Path(run_dir)), env) if run_dir else _by_hand(argv, env)
+
+
+def _planned(run_dir: RunDir, env: Mapping[str, str]) -> Job:
+    plan = json.loads(run_dir.plan.read_text(encoding="utf-8"))
+    attempt = int(env["LAUNCH_ATTEMPT"])
+    return _job(
+        Recipe.model_validate(plan["recipe"]),
+        attempt=attempt,
+        identity=f"run {env['LAUNCH_RUN_ID']}, attempt {attempt}",
+        run_dir=run_dir,
+        device=plan["device"],
+        world_size=len(plan["nodes"]) * plan["nproc_per_node"],
+    )
+
+
+def _by_hand(argv: Sequence[str], env: Mapping[str, str]) -> Job:
+    if not argv:
+        raise ValueError("usage: torchrun ... -m jobs.train RECIPE [KEY=VALUE ...]")
+    from launcher.recipe.loader import load_recipe  # under our agent the plan has been made, and nothing is parsed
+
+    recipe = load_recipe(Path(argv[0]), argv[1:]).recipe
+    attempt = int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
+    identity = f"torchrun {env.get('TORCHELASTIC_RUN_ID', '')}, attempt {attempt}"
+    return _job(
+        recipe, attempt=attempt, identity=identity, run_dir=None, device=recipe.resources.device, world_size=None
+    )
+
+
+def _job(
+    recipe: Recipe, *, attempt: int, identity: str, run_dir: RunDir | None, device: str, world_size: int | None
+) -> Job:
+    if recipe.model is None or recipe.data is None or recipe.train is None:
+        raise ValueError(f"recipe {recipe.name}: jobs.train needs the sections model, data and train")
+    return Job(
+        recipe=recipe,
+        model=recipe.model,
+        data=recipe.data,
+        train=recipe.train,
+        attempt=attempt,
+        identity=identity,
+        run_dir=run_dir,
+        device=device,
+        world_size=world_size,
+    )
+
+
+def place(name: str, *, attempt: int, root: Path) -> str:
+    """Make the run directory of a job that was started by hand; for one rank only.
+
+    ./runs/NAME-torchrun, with a number behind it where that is taken: a rerun by hand trains again. A restart by the
+    same torchrun goes on in its own. Raises ValueError where that one is gone.
+    """
+    mark = f"{socket.gethostname()} {os.getppid()} {os.environ.get('MASTER_PORT', '')}\n"
+    number = 1
+    while (folder := root / (f"{name}-torchrun" if number == 1 else f"{name}-torchrun-{number}")).exists():
+        if attempt > 1 and (folder / _MARK).is_file() and (folder / _MARK).read_text() == mark:
+            return str(folder.resolve())
+        number += 1
+    if attempt > 1:
+        raise ValueError(f"attempt {attempt}: no run directory of an earlier attempt in {root.resolve()}")
+    folder.mkdir(parents=True)
+    (folder / _MARK).write_text(mark)
+    return str(folder.resolve())

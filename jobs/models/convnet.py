@@ -1,0 +1,47 @@
+"""A small convolutional network."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from jobs.registry import model
+
+
+@model("convnet")
+def convnet(
+    *,
+    in_channels: int = 1,
+    image_size: int = 28,
+    channels: int = 16,
+    hidden: int = 64,
+    classes: int = 10,
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Two strided convolutions and two linear layers, for small square images.
+
+    Args:
+        in_channels: Colour channels of an image.
+        image_size: Height and width of an image in pixels.
+        channels: Channels after the first convolution; twice as many after the second.
+        hidden: Width of the linear layer before the last.
+        classes: Number of classes.
+        dropout: Share of the hidden values that is dropped in training.
+    """
+    side = _after_convolution(_after_convolution(image_size))
+    if side < 1:
+        raise ValueError(f"model.image_size: {image_size} pixels are too few for two 5x5 convolutions of stride 2")
+    return nn.Sequential(
+        nn.Conv2d(in_channels, channels, kernel_size=5, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(channels, 2 * channels, kernel_size=5, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(2 * channels * side * side, hidden),
+        nn.ReLU(),
+        *([nn.Dropout(dropout)] if dropout else []),
+        nn.Linear(hidden, classes),
+    )
+
+
+def _after_convolution(size: int) -> int:
+    return (size - 5) // 2 + 1

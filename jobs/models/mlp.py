@@ -1,0 +1,28 @@
+"""Linear layers."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from jobs.registry import model
+
+
+@model("mlp")
+def mlp(
+    *, in_features: int = 784, hidden: int = 128, layers: int = 2, classes: int = 10, dropout: float = 0.0
+) -> nn.Module:
+    """A multi-layer perceptron over flattened input.
+
+    Args:
+        in_features: Numbers per sample (28 x 28 = 784 for mnist).
+        hidden: Width of each hidden layer.
+        layers: Hidden layers. 0 is a linear classifier.
+        classes: Number of classes.
+        dropout: Share of the hidden values that is dropped in training.
+    """
+    modules: list[nn.Module] = [nn.Flatten()]
+    width = in_features
+    for _ in range(layers):
+        modules += [nn.Linear(width, hidden), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+        width = hidden
+    return nn.Sequential(*modules, nn.Linear(width, classes))

@@ -1,0 +1,90 @@
+"""Optimizers, and schedules of the learning rate as pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from jobs.registry import optimizer, schedule
+
+
+@optimizer("adamw")
+def adamw(
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> Optimizer:
+    """Adam with decoupled weight decay.
+
+    Args:
+        lr: Learning rate, before the schedule.
+        weight_decay: Share of the weights that is taken off per step, times lr.
+        beta1: Decay of the mean of the gradients.
+        beta2: Decay of the mean of their squares.
+        eps: Added to the denominator.
+    """
+    return AdamW(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=True)
+
+
+@optimizer("sgd")
+def sgd(
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> Optimizer:
+    """Stochastic gradient descent.
+
+    Args:
+        lr: Learning rate, before the schedule.
+        momentum: Share of the last update that is kept.
+        nesterov: Look ahead along the momentum.
+        weight_decay: Share of the weights that is added to the gradient.
+    """
+    return SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, fused=True)
+
+
+@schedule("constant")
+def constant(step: int, total_steps: int, warmup_steps: int) -> float:
+    """The same learning rate all the way, after the warm-up."""
+    return warm_up(step, warmup_steps)
+
+
+@schedule("linear")
+def linear(step: int, total_steps: int, warmup_steps: int, *, final: float = 0.0) -> float:
+    """Falls on a straight line, after the warm-up.
+
+    Args:
+        final: Share of the learning rate that is left at the end.
+    """
+    return warm_up(step, warmup_steps) * (1 - (1 - final) * decayed(step, total_steps, warmup_steps))
+
+
+@schedule("cosine")
+def cosine(step: int, total_steps: int, warmup_steps: int, *, final: float = 0.0) -> float:
+    """Falls along half a cosine, after the warm-up.
+
+    Args:
+        final: Share of the learning rate that is left at the end.
+    """
+    falling = (1 + math.cos(math.pi * decayed(step, total_steps, warmup_steps))) / 2
+    return warm_up(step, warmup_steps) * (final + (1 - final) * falling)
+
+
+def warm_up(step: int, warmup_steps: int) -> float:
+    """Rises from 1/warmup_steps to 1. `step` is the number of updates already done, so the first one is not lost."""
+    return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
+
+
+def decayed(step: int, total_steps: int, warmup_steps: int) -> float:
+    """How much of the way after the warm-up is done, from 0 to 1."""
+    return min(1.0, max(0, step - warmup_steps) / max(1, total_steps - warmup_steps))

@@ -1,0 +1,85 @@
+"""Which samples, in which order, on which rank: pure functions of (seed, samples_seen), so nothing has to be saved.
+
+Epoch e is a permutation of all samples from (seed, e). A step takes the next `global_batch_size` of them; the last
+one of an epoch takes what is left. Rank r of R takes every R-th sample of the batch, from the r-th on, and splits its
+share into micro-batches. So a batch is the same for every number of ranks and any accumulation, and every sample comes
+once per epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def derive_seed(purpose: str, *numbers: int) -> int:
+    """A 63-bit seed for one purpose, independent of every other purpose and of neighbouring numbers."""
+    text = "/".join([purpose, *map(str, numbers)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+@lru_cache(maxsize=2)
+def permutation(num_samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch."""
+    return torch.randperm(num_samples, generator=torch.Generator().manual_seed(derive_seed("order", seed, epoch)))
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one rank does in one step."""
+
+    epoch: int
+    global_count: int
+    """Samples of this step over all ranks; smaller at the end of an epoch."""
+    local_count: int
+    """Samples of this rank. May be 0; its one micro-batch then counts nothing, since a rank may not sit out."""
+    micro_batches: tuple[Tensor, ...]
+    """Indices of samples; at least one micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """The order of a whole training, for one rank."""
+
+    num_samples: int
+    global_batch_size: int
+    seed: int
+    accumulate: int = 1
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        parts = self.world_size * self.accumulate
+        if self.num_samples < 1:
+            raise ValueError("data: there is no sample to train on")
+        if self.global_batch_size % parts:
+            raise ValueError(
+                f"data.global_batch_size: {self.global_batch_size} does not divide by {parts} "
+                f"(world size {self.world_size} x train.accumulate {self.accumulate})"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps per epoch; the last may be a smaller one."""
+        return -(-self.num_samples // self.global_batch_size)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples that one rank computes at once."""
+        return self.global_batch_size // (self.world_size * self.accumulate)
+
+    def batch(self, samples_seen: int) -> Tensor:
+        """Indices of the samples that follow, over all ranks."""
+        epoch, start = divmod(samples_seen, self.num_samples)
+        return permutation(self.num_samples, self.seed, epoch)[start : start + self.global_batch_size]
+
+    def share(self, samples_seen: int) -> Share:
+        """The part of this rank in the step that follows."""
+        batch = self.batch(samples_seen)
+        mine = batch[self.rank :: self.world_size]
+        micro_batches = torch.split(mine, self.micro_batch_size) if len(mine) else (batch[:1],)
+        return Share(samples_seen // self.num_samples, len(batch), len(mine), tuple(micro_batches))

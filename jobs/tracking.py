@@ -1,0 +1,68 @@
+"""Copies of metrics.jsonl elsewhere: a process of its own reads it (`jobs.follower`), so that nothing about a tracker
+can stop, slow down or fail the training: neither its import, nor a server that does not answer, nor its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import IO
+
+from jobs.job import Job
+from launcher.runs.rundir import RunDir
+
+FINISH_S = 10.0
+"""How long the end of a training waits for what is not sent yet."""
+
+
+class Tracking:
+    """The tracking process of a run, seen from rank 0."""
+
+    def __init__(self, process: subprocess.Popen[str], orders: IO[str]) -> None:
+        self._process, self._orders = process, orders
+
+    @classmethod
+    def start(cls, job: Job, run_dir: RunDir) -> Tracking | None:
+        """Start it; returns at once. None where the recipe wants no tracker."""
+        tracking = job.recipe.tracking
+        if tracking.wandb.mode == "disabled" and not tracking.tensorboard:
+            return None
+        order = {
+            "run_dir": str(run_dir.path),
+            "run_id": os.environ.get("LAUNCH_RUN_ID", run_dir.run_id),
+            "attempt": job.attempt,
+            "name": job.recipe.name,
+            "wandb": tracking.wandb.model_dump(mode="json"),
+            "tensorboard": tracking.tensorboard,
+            "config": job.recipe.model_dump(mode="json", by_alias=True),
+        }
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jobs.follower"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
+            text=True,
+        )
+        assert process.stdin is not None
+        tracked = cls(process, process.stdin)
+        tracked._say(order)
+        return tracked
+
+    def finish(self, *, exit_code: int) -> None:
+        """Let it send the rest, for a bounded time."""
+        self._say({"finish": exit_code})
+        try:
+            self._orders.close()
+            self._process.wait(FINISH_S)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+            print(f"tracking did not finish within {FINISH_S:.0f} s; metrics.jsonl has everything", flush=True)
+
+    def _say(self, order: dict[str, object]) -> None:
+        try:
+            self._orders.write(json.dumps(order) + "\n")
+            self._orders.flush()
+        except BrokenPipeError:
+            pass  # it has ended; it said why

@@ -1,0 +1,261 @@
+"""The training job: what every worker runs. `main` is the order of a run.
+
+    under our agent    called in a process that was forked after the imports below; the job is in LAUNCH_RUN_DIR
+    by hand            torchrun ... -m jobs.train RECIPE [KEY=VALUE ...]
+
+Importing this module imports all that a training needs and starts nothing: no thread, no process group, and no torch
+operation that would start threads. A process in which one of them has run cannot be forked safely.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # the first DDP or optimizer would import it: 1.2 s, in every worker at every restart
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from jobs import registry
+from jobs.checkpoint import Checkpoints, Progress, load_tensors, resolve_init
+from jobs.data.base import Data, Source
+from jobs.job import Job, place, read_job
+from jobs.loader import Loader
+from jobs.report import Reporter
+from jobs.sampler import Sampler, derive_seed
+from jobs.stop import Stopped, StopRequest
+from jobs.tracking import Tracking
+from jobs.trainer import Calendar, Parts, Trainer
+from jobs.weights import weights_sha256
+from jobs.world import Meeting, World, check_identity, init_groups, pick_device
+from launcher.errors import LaunchError
+from launcher.runs.events import read_lines
+from launcher.runs.rundir import RunDir
+
+registry.load_all()
+
+STOPPED = 75
+"""Exit code: stopped on request, nothing is lost."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train what the run directory (LAUNCH_RUN_DIR) or the recipe in argv says. Returns the exit code of this rank.
+
+    0 = trained to the end (or it was already), 75 = stopped on request with a checkpoint, 2 = the recipe is wrong.
+    Raises whatever else goes wrong.
+    """
+    stop = StopRequest()
+    stop.install()
+    try:
+        job = read_job(sys.argv[1:] if argv is None else argv, os.environ)
+    except LaunchError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    try:
+        return train(job, stop)
+    except Stopped:
+        print("stopped before there was anything to save", flush=True)
+        return STOPPED
+
+
+def train(job: Job, stop: StopRequest) -> int:
+    """The order of a run."""
+    world = World.from_env(os.environ)
+    use_threads()
+    device = pick_device(job.device, world)
+    source: Source = registry.build("dataset", job.data.name, job.data.options)
+    with stop.at_once():
+        meeting, store = Meeting.join(world, prefix=f"attempt-{job.attempt}")
+        check_identity(meeting.gather("meet", lambda: job.identity), expected_size=job.world_size)
+        run_dir = job.run_dir or RunDir(Path(meeting.decide("place the run", lambda: place_by_hand(job))))
+        meeting.gather("prepare the data", lambda: source.prepare() if world.local_rank == 0 else None)
+    group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
+
+    data = source.load()
+    sampler = make_sampler(job, data, world)
+    calendar = make_calendar(job, sampler)
+    net = make_model(job, device)
+    optimizer = registry.build("optimizer", job.train.optimizer.name, job.train.optimizer.options, net.parameters())
+    checkpoints = make_checkpoints(job, run_dir)
+    resumed_from = meeting.decide("choose a checkpoint", checkpoints.choose)
+    if resumed_from is not None:
+        progress = checkpoints.load(resumed_from, net, optimizer, group)
+    else:
+        progress = Progress()
+        initialise(job, net, meeting, group)
+    report = Reporter(run_dir, rank=world.rank, attempt=job.attempt, resumed_from=progress.step)
+    wrapped: nn.Module = registry.build(
+        "strategy", job.recipe.parallelism.name, job.recipe.parallelism.options, net, device
+    )
+    loader = Loader(data.train, sampler, samples_seen=progress.samples_seen, loader_workers=job.data.loader_workers)
+    parts = Parts(
+        world=world,
+        device=device,
+        net=net,
+        wrapped=wrapped,
+        optimizer=optimizer,
+        factor=make_schedule(job, calendar),
+        sampler=sampler,
+        loader=loader,
+        evaluation=data.evaluation,
+        checkpoints=checkpoints,
+        group=group,
+        report=report,
+        stop=stop,
+        bf16=job.train.precision == "bf16",
+        calendar=calendar,
+    )
+    trainer = Trainer(parts, progress, saved=resumed_from is not None)
+    stopped = trainer.meet()
+    say_start(job, parts, trainer, resumed_from)
+    tracking = Tracking.start(job, run_dir) if world.rank == 0 and not trainer.finished else None
+
+    already_complete = trainer.finished
+    gc.collect()
+    gc.freeze()  # what is here now stays: no collection has to look at it again
+    finished = trainer.run(stop=stopped and not already_complete)
+
+    loader.close()
+    weights = weights_sha256(net)
+    if world.rank == 0:
+        summary = make_summary(trainer, weights, world, checkpoints)
+        previous = last_summary(run_dir) if already_complete else {}
+        report.event("summary", **{**summary, **previous})
+    report.close()
+    if tracking is not None:
+        tracking.finish(exit_code=0)
+    dist.barrier()
+    dist.destroy_process_group()
+    if world.rank == 0:
+        print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
+    return 0 if finished else STOPPED
+
+
+def use_threads() -> None:
+    """As many threads as OMP_NUM_THREADS says: torch was imported before it was set. And generators of our own:
+    processes that were forked from one all have its state."""
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    random.seed()
+    np.random.seed()
+    torch.seed()
+
+
+def place_by_hand(job: Job) -> str:
+    """The run directory of a job that was started by hand."""
+    return place(job.recipe.name, attempt=job.attempt, root=Path("runs"))
+
+
+def make_sampler(job: Job, data: Data, world: World) -> Sampler:
+    """The order of the samples, for this rank."""
+    return Sampler(
+        num_samples=len(data.train),
+        global_batch_size=job.data.global_batch_size,
+        seed=job.train.seed,
+        accumulate=job.train.accumulate,
+        rank=world.rank,
+        world_size=world.size,
+    )
+
+
+def make_calendar(job: Job, sampler: Sampler) -> Calendar:
+    """All lengths of the recipe, in steps."""
+    per_epoch = sampler.steps_per_epoch
+    eval_every, save_every = job.train.eval_every, job.recipe.checkpoint.every
+    return Calendar(
+        total_steps=job.train.until.steps(per_epoch),
+        steps_per_epoch=per_epoch,
+        log_every=max(1, job.train.log_every.steps(per_epoch)),
+        eval_every=None if eval_every is None else max(1, eval_every.steps(per_epoch)),
+        save_every=None if save_every is None else max(1, save_every.steps(per_epoch)),
+    )
+
+
+def make_model(job: Job, device: torch.device) -> nn.Module:
+    """The network; its first weights depend on the seed alone, so they are the same on every rank."""
+    torch.manual_seed(derive_seed("model", job.train.seed))
+    net: nn.Module = registry.build("model", job.model.name, job.model.options)
+    return net.to(device)
+
+
+def make_schedule(job: Job, calendar: Calendar) -> Any:
+    """Step -> factor of the learning rate."""
+    section = job.train.schedule
+    function = registry.find("schedule", section.name)
+    warmup_steps = section.warmup.steps(calendar.steps_per_epoch)
+    return lambda step: function(step, calendar.total_steps, warmup_steps, **section.options)
+
+
+def make_checkpoints(job: Job, run_dir: RunDir) -> Checkpoints:
+    """The checkpoints of the run; each notes what it was trained from."""
+    recipe = job.recipe.model_dump(mode="json", by_alias=True, include={"name", "model", "data", "train"})
+    section = job.recipe.checkpoint
+    return Checkpoints(
+        run_dir.checkpoints, attempt=job.attempt, keep=section.keep, best=section.best, record={"recipe": recipe}
+    )
+
+
+def initialise(job: Job, net: nn.Module, meeting: Meeting, group: dist.ProcessGroup) -> None:
+    """Weights to start from, where the recipe names some."""
+    init_from = job.recipe.checkpoint.init_from
+    if init_from is not None:
+        path = Path(meeting.decide("find the weights to start from", lambda: str(resolve_init(init_from))))
+        load_tensors(path, net, None, group)
+
+
+def say_start(job: Job, parts: Parts, trainer: Trainer, resumed_from: str | None) -> None:
+    """Where the training starts, for people and for programs."""
+    step, calendar, report = trainer.progress.step, parts.calendar, parts.report
+    report.event(
+        "training_started",
+        step=step,
+        resumed_from=resumed_from,
+        total_steps=calendar.total_steps,
+        steps_per_epoch=calendar.steps_per_epoch,
+    )
+    if trainer.finished:
+        report.say(f"already complete: {step}/{calendar.total_steps} steps in {resumed_from}")
+        return
+    start = f"resuming from {resumed_from}" if resumed_from else "starting"
+    if job.recipe.checkpoint.init_from and not resumed_from:
+        start += f" with the weights of {job.recipe.checkpoint.init_from}"
+    report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {parts.world.size} ranks")
+
+
+def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Checkpoints) -> dict[str, Any]:
+    """How the attempt ended."""
+    progress, times = trainer.progress, trainer.times
+    train_s = max(times.train_s, 1e-9)
+    best = checkpoints.best() or f"step-{progress.step}"
+    return {
+        "step": progress.step,
+        "samples_seen": progress.samples_seen,
+        "world_size": world.size,
+        "weights_sha256": weights,
+        "metrics": dict(progress.metrics or {}),
+        "time": {
+            "train_s": round(times.train_s, 3),
+            "eval_s": round(times.eval_s, 3),
+            "save_s": round(times.save_s, 3),
+        },
+        "samples_per_s": round(trainer.samples_trained / train_s, 1),
+        "checkpoint": f"checkpoints/{best}",
+    }
+
+
+def last_summary(run_dir: RunDir) -> dict[str, Any]:
+    """Times and rate of the attempt that did the work, for a run that was complete already."""
+    summaries = [event for event in read_lines(run_dir.events / "worker.jsonl") if event["event"] == "summary"]
+    return {key: summaries[-1][key] for key in ("time", "samples_per_s")} if summaries else {}
+
+
+if __name__ == "__main__":
+    sys.exit(record(main)())

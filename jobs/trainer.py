@@ -1,0 +1,286 @@
+"""The loop: steps, evaluations and checkpoints, in the same order on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from jobs.agreement import Agreement
+from jobs.checkpoint import Checkpoints, Progress
+from jobs.data.base import Samples
+from jobs.evaluation import evaluate
+from jobs.loader import Loader
+from jobs.objective import loss_sum
+from jobs.report import Rate, Reporter, progress_line
+from jobs.sampler import Sampler, Share, derive_seed
+from jobs.stop import StopRequest
+from jobs.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calendar:
+    """At which steps what is done; steps are counted from 1, None = only at the end."""
+
+    total_steps: int
+    steps_per_epoch: int
+    log_every: int
+    eval_every: int | None
+    save_every: int | None
+
+    def is_due(self, every: int | None, step: int) -> bool:
+        """Whether something that is done every so many steps, and at the end, is done after this one."""
+        return step == self.total_steps or (every is not None and step > 0 and step % every == 0)
+
+
+@dataclass(kw_only=True)
+class Times:
+    """Where the time of an attempt went, in seconds."""
+
+    eval_s: float = 0.0
+    save_s: float = 0.0
+    train_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a trainer works with."""
+
+    world: World
+    device: torch.device
+    net: nn.Module
+    """The network itself: its names are those of a checkpoint."""
+    wrapped: nn.Module
+    """The same, as the strategy wraps it: its forward and backward involve the other ranks."""
+    optimizer: Optimizer
+    factor: Callable[[int], float]
+    """Step -> factor of the learning rate."""
+    sampler: Sampler
+    loader: Loader
+    evaluation: Samples | None
+    checkpoints: Checkpoints
+    group: ProcessGroup
+    """For checkpoints: waits long."""
+    report: Reporter
+    stop: StopRequest
+    bf16: bool
+    calendar: Calendar
+
+
+class Trainer:
+    """One attempt at a training, from where it stands to its end or to a stop."""
+
+    def __init__(self, parts: Parts, progress: Progress, *, saved: bool) -> None:
+        self.progress = progress
+        self.times = Times()
+        self.samples_trained = 0
+        self._parts = parts
+        self._calendar = parts.calendar
+        self._agreement = Agreement(parts.stop)
+        self._saved = saved
+        """Whether the state of this moment is on disk."""
+        self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
+        self._lr = 0.0
+        self._pending: tuple[Tensor, int, dict[str, float]] | None = None
+        """The loss of the last step on this rank, its samples, and its metrics; all ranks hear of it one step later."""
+        self._rate = Rate()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        evaluated = self.progress.metrics is not None or self._parts.evaluation is None
+        return self.progress.step >= self._calendar.total_steps and evaluated
+
+    def meet(self) -> bool:
+        """Wait for all ranks. Returns whether one of them was told to stop."""
+        return self._agreement.now().stop
+
+    def run(self, *, stop: bool = False) -> bool:
+        """Train to the end. Returns False where all ranks left early together, on request, with a checkpoint.
+
+        Raises FloatingPointError, on all ranks at the same step, where the loss or the weights are not finite.
+        """
+        begin = time.perf_counter()
+        self._rate.lap()
+        while not stop and self._boundary() and self.progress.step < self._calendar.total_steps:
+            stop = self._step()
+        if not self.finished or stop:
+            self._settle()
+            self._save()
+        self.times.train_s = time.perf_counter() - begin - self.times.eval_s - self.times.save_s
+        return self.finished
+
+    def _boundary(self) -> bool:
+        """Between two steps: what is due. Returns False where a stop was agreed on."""
+        step, calendar = self.progress.step, self._calendar
+        wants_eval = self._parts.evaluation is not None and calendar.is_due(calendar.eval_every, step)
+        wants_save = calendar.is_due(calendar.save_every, step)
+        if wants_eval and self.progress.metrics is None and (self._settle() or not self._evaluate()):
+            return False
+        if wants_save and not self._saved:
+            self._settle()
+            self._save()
+        return True
+
+    def _step(self) -> bool:
+        """One update of the weights. Returns whether a stop was agreed on, by all ranks after the same step."""
+        share = self._parts.sampler.share(self.progress.samples_seen)
+        self._send()
+        loss = self._update(share)
+        agreed = self._receive()
+        step, seen = self.progress.step + 1, self.progress.samples_seen + share.global_count
+        self.progress = Progress(step=step, samples_seen=seen)
+        self._saved = False
+        self._pending = (loss, share.local_count, {"samples_seen": seen, "train/lr": self._lr})
+        self._rate.add(share.global_count)
+        self.samples_trained += share.global_count
+        return agreed
+
+    def _update(self, share: Share) -> Tensor:
+        """Forward, backward, optimizer. Returns the summed loss of this rank."""
+        parts = self._parts
+        self._seed()
+        self._set_lr()
+        # ranks average their gradients: this makes the average the mean over all samples, whoever has how many
+        scale = parts.world.size / share.global_count if share.local_count else 0.0
+        total = torch.zeros((), device=parts.device)
+        last = len(share.micro_batches) - 1
+        for index, (inputs, targets) in enumerate(parts.loader.take(len(share.micro_batches))):
+            with nullcontext() if index == last else self._no_sync():  # around the forward too, or it has no effect
+                with self._precision():
+                    outputs = parts.wrapped(inputs.to(parts.device, non_blocking=True))
+                loss = loss_sum(outputs, targets.to(parts.device, non_blocking=True))
+                torch.autograd.backward(loss * scale)
+            total += loss.detach()
+        parts.optimizer.step()
+        parts.optimizer.zero_grad(set_to_none=True)
+        return total if share.local_count else torch.zeros(())
+
+    def _seed(self) -> None:
+        """Random draws of a step (dropout) depend on the step and the rank, not on what was drawn before."""
+        seed = derive_seed("step", self._parts.sampler.seed, self.progress.step, self._parts.world.rank)
+        torch.default_generator.manual_seed(seed)
+        if self._parts.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _set_lr(self) -> None:
+        factor = self._parts.factor(self.progress.step)
+        for group, base in zip(self._parts.optimizer.param_groups, self._base_lrs, strict=True):
+            group["lr"] = base * factor
+        self._lr = self._base_lrs[0] * factor
+
+    def _no_sync(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = getattr(self._parts.wrapped, "no_sync", nullcontext)()
+        return context
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._parts.device.type, torch.bfloat16) if self._parts.bf16 else nullcontext()
+
+    def _send(self) -> None:
+        loss, count, _ = self._pending or (torch.zeros(()), 0, {})
+        self._agreement.send(loss.item(), count)
+
+    def _receive(self) -> bool:
+        agreed = self._agreement.receive()
+        if self._pending is not None:
+            loss = agreed.sums[0] / agreed.sums[1]
+            self._record(loss, self._pending[2])
+            self._pending = None
+        return agreed.stop
+
+    def _settle(self) -> bool:
+        """Hear of the last step now. Returns whether a stop was agreed on."""
+        self._send()
+        return self._receive()
+
+    def _record(self, loss: float, values: dict[str, float]) -> None:
+        """Note the last step, which all ranks now know."""
+        step = self.progress.step
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"loss is {loss} at step {step} (samples_seen {values['samples_seen']}); "
+                f"try a lower train.optimizer.lr or a longer train.schedule.warmup"
+            )
+        self._parts.report.metrics(step, {"train/loss": loss, **values})
+        if step % self._calendar.log_every == 0 or step == self._calendar.total_steps:
+            self._say_progress(step, loss, values["train/lr"])
+
+    def _say_progress(self, step: int, loss: float, lr: float) -> None:
+        calendar, rate = self._calendar, self._rate.lap()
+        left_s = (calendar.total_steps - step) * self._parts.sampler.global_batch_size / max(rate, 1e-9)
+        line = progress_line(
+            step=step,
+            total_steps=calendar.total_steps,
+            steps_per_epoch=calendar.steps_per_epoch,
+            loss=loss,
+            lr=lr,
+            samples_per_s=rate,
+            left_s=left_s,
+        )
+        self._parts.report.say(line)
+
+    def _evaluate(self) -> bool:
+        """Evaluate, on all ranks. Returns False where a stop was agreed on meanwhile."""
+        parts = self._parts
+        assert parts.evaluation is not None
+        parts.report.flush()
+        with self._timed("eval_s"):
+            metrics = evaluate(
+                parts.net,
+                parts.evaluation,
+                world=parts.world,
+                device=parts.device,
+                agreement=self._agreement,
+                precision=self._precision(),
+            )
+        if metrics is None:
+            return False
+        was_saved = self._saved
+        self.progress = dataclasses.replace(self.progress, metrics=metrics)
+        parts.report.metrics(self.progress.step, metrics)
+        parts.report.say(f"eval at step {self.progress.step}: " + "  ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
+        if was_saved and parts.world.rank == 0:
+            parts.checkpoints.add_metrics(self.progress)
+        return True
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless this very state is on disk."""
+        parts = self._parts
+        if self._saved:
+            return
+        self._check_weights()
+        parts.report.flush()
+        with self._timed("save_s") as timer:
+            saved = parts.checkpoints.save(parts.net, parts.optimizer, self.progress, parts.group)
+        self._saved = True
+        parts.report.event(
+            "checkpoint_saved",
+            step=self.progress.step,
+            path=f"checkpoints/{saved.name}",
+            time_s=round(timer(), 4),
+            size_bytes=saved.size_bytes,
+            best=saved.best,
+        )
+
+    def _check_weights(self) -> None:
+        """A checkpoint that cannot be trained from is worse than none: it would be resumed for ever."""
+        for name, tensor in self._parts.net.state_dict().items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise FloatingPointError(f"weights of {name} are not finite at step {self.progress.step}")
+
+    @contextmanager
+    def _timed(self, field: str) -> Iterator[Callable[[], float]]:
+        begin = time.perf_counter()
+        yield lambda: time.perf_counter() - begin
+        time_s = time.perf_counter() - begin
+        setattr(self.times, field, getattr(self.times, field) + time_s)
+        self._rate.pause(time_s)
