@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.screen import duration
+from launcher.errors import ExitCode
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import POLICIES, Cause, Policy, RunState
 
@@ -29,6 +30,7 @@ def final_block(record: RunRecord, result: Mapping[str, Any] | None, plan: Plan,
             _progress(record, result, plan),
             _times(result),
             *_failure(record, result, plan, cwd),
+            _exit(record, plan),
             "" if result else f"log    {shown_path(RunDir(Path(plan.run_dir)).agents_log, cwd)}",
             _place(record, result, plan, cwd),
             _wandb(record),
@@ -70,7 +72,7 @@ def _progress(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
         parts.append(f"{record.step}/{record.total_steps} steps" if record.total_steps else f"{record.step} steps")
     if result.get("samples_per_s"):
         parts.append(f"{result['samples_per_s']:,.0f} samples/s")
-    parts += [f"{name} {value:.4g}" for name, value in _evaluation(record, plan)]
+    parts += [f"{name} {value:.3g}" for name, value in _evaluation(record, plan)]
     return "   ".join([*parts, _restarts(record, plan)])
 
 
@@ -104,9 +106,6 @@ def _failure(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path
     lines += [f"log    {shown_path(Path(plan.run_dir) / str(first['log']), cwd)}"] if first.get("log") else []
     if decision := _decision(str(result.get("reason") or ""), str(what)):
         lines.append(f"why    {decision}")
-    exit_code = result.get("exit_code")
-    if exit_code is not None:
-        lines.append(f"exit   {exit_code}{_whose(exit_code, plan)}")
     return [*lines, f"hint   {policy.hint}"] if policy and policy.hint else lines
 
 
@@ -122,10 +121,17 @@ def _who(failure: Mapping[str, Any], record: RunRecord) -> str:
     return node if failure.get("rank") is None else f"rank {failure['rank']} on {node}"
 
 
-def _whose(exit_code: int, plan: Plan) -> str:
-    if exit_code > 128:
-        return f" (128 + signal {exit_code - 128})"
-    return " (the script's own)" if plan.worker.kind == "script" else " (the worker's own)"
+def _exit(record: RunRecord, plan: Plan) -> str:
+    code = record.exit_code
+    if code is None or record.state is RunState.SUCCEEDED:
+        return ""
+    if code == ExitCode.STOPPED:
+        return f"exit   {code} (stopped, and saved)"
+    if code > 128:
+        return f"exit   {code} (128 + signal {code - 128})"
+    if not record.failures and record.state is not RunState.FAILED:
+        return f"exit   {code}"
+    return f"exit   {code} ({'the script' if plan.worker.kind == 'script' else 'the worker'}'s own)"
 
 
 def _place(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) -> str:

@@ -1,0 +1,232 @@
+"""Commands about runs, each from a directory that has nothing to do with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_executor import STARTS, Ends, FakeExecutor, Happens, Prints
+
+from launcher.runs.events import read_events
+from launcher.runs.find import all_runs
+from launcher.runs.rundir import RunDir
+
+Launch = Callable[..., Any]
+Place = type[FakeExecutor]
+
+
+@pytest.fixture
+def alive(launch: Launch, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunDir:
+    """A detached run that goes on until it is stopped, seen from another directory."""
+    monkeypatch.setattr(place, "script", STARTS)
+    monkeypatch.setattr(place, "stays", True)
+    assert launch("train.py", "--nodes", "2", "--detach", "resume=self").code == 0
+    (pointer,) = all_runs()
+    for _ in STARTS:
+        launch("status", "last")
+    monkeypatch.chdir(tmp_path)
+    return pointer.run
+
+
+@pytest.fixture
+def done(launch: Launch, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunDir:
+    """A run that has succeeded, seen from another directory."""
+    logs = [Prints(f"words of {k}\n", f"attempt-1/node-{k}/rank-{k}.log") for k in (0, 1)]
+    again = [Prints(f"more of {k}\n", f"attempt-2/node-{k}/rank-{k}.log") for k in (0, 1)]
+    monkeypatch.setattr(place, "script", (*STARTS, *logs, *again, Prints("0:0 hello\n"), Ends("SUCCEEDED", "done", 0)))
+    assert launch("train.py", "--nodes", "2", "--", "--lr", "1").code == 0
+    (pointer,) = all_runs()
+    monkeypatch.chdir(tmp_path)
+    return pointer.run
+
+
+def test_status_of_a_live_run_lists_nodes_and_workers(launch: Launch, alive: RunDir) -> None:
+    fields = launch("status", "last", "--json").json
+    assert fields["state"] == "RUNNING"
+    assert fields["run_dir"] == str(alive.path)
+    assert fields["workers"] == [{"node": k, "rank": k, "pid": 20 + k, "attempt": 1} for k in (0, 1)]
+    assert [(node["node"], node["host"], node["pid"]) for node in fields["nodes"]] == [(0, "here", 10), (1, "here", 11)]
+    text = launch("status", alive.run_id[-4:]).out
+    assert "RUNNING" in text
+    assert "rank 1    node 1   pid 21   attempt 1" in text
+
+
+def test_status_of_a_run_that_has_ended(launch: Launch, done: RunDir) -> None:
+    fields = launch("status", str(done.path), "--json").json
+    assert (fields["state"], fields["cause"], fields["exit_code"], fields["workers"]) == ("SUCCEEDED", "done", 0, [])
+
+
+def test_status_of_a_run_that_was_killed_says_so(launch: Launch, alive: RunDir, place: Place) -> None:
+    place.jobs.clear()
+    fields = launch("status", "last", "--json").json
+    assert fields["state"] == "FAILED"
+    assert "did not say why" in fields["sentence"]
+
+
+def test_ls_shows_the_newest_and_what_is_gone(launch: Launch, done: RunDir, place: Place) -> None:
+    shutil.rmtree(done.path)
+    lines = launch("ls").out.splitlines()
+    assert lines[0].split() == ["RUN", "STATE", "AGE", "STEP", "WHY"]
+    assert lines[1].split()[:2] == [done.run_id, "GONE"]
+    fields = launch("ls", "--json").json
+    assert fields["total"] == 1
+    assert fields["runs"][0]["run_dir"] == str(done.path)
+
+
+def test_ls_shows_twenty_and_says_how_to_see_all(launch: Launch, place: Place) -> None:
+    assert launch("ls").out.strip() == "no runs yet"
+    for _ in range(22):
+        assert launch("train.py", "--detach").code == 0
+    lines = launch("ls").out.splitlines()
+    assert len(lines) == 22
+    assert lines[-1] == "... and 2 older: launch ls --all"
+    assert len(launch("ls", "--all").out.splitlines()) == 23
+
+
+def test_logs_are_the_console_or_chosen_ranks(launch: Launch, done: RunDir) -> None:
+    assert launch("logs", "last").out == "0:0 hello\n"
+    assert launch("logs", "last", "--rank", "1").out == "more of 1\n"
+    assert launch("logs", "last", "--rank", "1", "--attempt", "1").out == "words of 1\n"
+    assert launch("logs", "last", "--node", "0").out == "more of 0\n"
+    both = launch("logs", "last", "--attempt", "1").out
+    assert both.splitlines()[:2] == ["==> logs/attempt-1/node-0/rank-0.log <==", "words of 0"]
+    assert "words of 1" in both
+
+
+def test_logs_that_are_not_there_exit_2_with_those_that_are(launch: Launch, done: RunDir) -> None:
+    said = launch("logs", "last", "--rank", "9")
+    assert said.code == 2
+    assert "logs/attempt-1/node-0/rank-0.log" in said.err
+
+
+def test_logs_follow_until_the_end_of_the_run(
+    launch: Launch, alive: RunDir, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.jobs["0"] = [
+        Prints("one\n"),
+        Prints("rank 1\n", "attempt-1/node-1/rank-1.log"),
+        Prints("two"),
+        Ends("FAILED", "oom", 1),
+    ]
+    assert launch("logs", "last", "-f").out == "one\ntwo\n"
+    assert launch("logs", "last", "-f", "--rank", "1").out == "rank 1\n"
+
+
+def test_cancel_stops_a_run_and_waits_for_its_end(launch: Launch, alive: RunDir, place: Place) -> None:
+    said = launch("cancel", "last")
+    assert said.code == 0
+    assert place.signals == [signal.SIGTERM]
+    assert said.out.splitlines()[-1] == f"{alive.run_id} CANCELLED: stopped on request"
+    assert "cancel_requested" in [event["event"] for event in read_events(alive.path)]
+    again = launch("cancel", "last")
+    assert (again.code, place.signals) == (0, [signal.SIGTERM])
+    assert "has ended already: CANCELLED" in again.out
+
+
+def test_cancel_from_another_host_names_the_host(
+    launch: Launch, alive: RunDir, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "elsewhere", True)
+    said = launch("cancel", "last")
+    assert said.code == 3
+    assert "it runs on here, and this is" in said.err
+    assert f"launch cancel {alive.run_id}" in said.err
+    assert place.signals == []
+
+
+def test_cancel_gives_up_waiting_and_says_so(
+    launch: Launch, alive: RunDir, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.cli.runs._LEAVE_S", -100.0)
+    monkeypatch.setattr(place, "when_stopped", [Prints("")] * 1000)
+    said = launch("cancel", "last")
+    assert said.code == 1
+    assert "is still there" in said.out
+
+
+def test_path_prints_the_run_and_its_checkpoints(launch: Launch, done: RunDir) -> None:
+    assert launch("path", "last").out == f"{done.path}\n"
+    (done.checkpoints / "step-7").mkdir(parents=True)
+    for which in ("7", "latest"):
+        assert launch("path", "last", "--checkpoint", which).out == f"{done.checkpoints / 'step-7'}\n"
+    assert launch("path", "last", "--checkpoint", "8").code == 2
+
+
+def test_a_live_run_cannot_be_resumed(launch: Launch, alive: RunDir, place: Place) -> None:
+    said = launch("resume", "last")
+    assert said.code == 3
+    assert "it is alive (RUNNING)" in said.err
+    assert len(place.plans) == 1
+
+
+def test_a_run_that_may_be_alive_elsewhere_cannot_be_resumed(
+    launch: Launch, alive: RunDir, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "elsewhere", True)
+    said = launch("resume", "last")
+    assert said.code == 3
+    assert "it may still be alive" in said.err
+
+
+def test_resume_goes_on_under_the_same_id_with_what_was_understood(
+    launch: Launch, alive: RunDir, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch("cancel", "last")
+    place.signals.clear()
+    monkeypatch.setattr(place, "script", (*STARTS, Ends("SUCCEEDED", "done", 0, {"attempts": 2})))
+    monkeypatch.setattr(place, "stays", False)
+    said = launch("resume", "last", "env.A=x", "--nodes", "1")
+    assert said.code == 0, said.err
+    first, second = place.plans
+    assert (second.run_id, second.run_dir) == (first.run_id, first.run_dir)
+    assert (second.worker.script, second.worker.cwd) == (first.worker.script, first.worker.cwd)
+    assert (len(first.nodes), len(second.nodes)) == (2, 1)
+    assert {variable.name: variable.value for variable in second.env}["A"] == "x"
+    assert json.loads(alive.plan.read_text())["env"] != json.loads((alive.path / "plan-1.json").read_text())["env"]
+    assert (alive.path / "result-1.json").exists()
+    assert "resumed" in [event["event"] for event in read_events(alive.path)]
+    assert len(all_runs()) == 1
+    launch("resume", "last")
+    assert len(place.plans) == 2
+
+
+def test_a_mistake_in_a_resume_changes_nothing(launch: Launch, alive: RunDir, place: Place) -> None:
+    launch("cancel", "last")
+    before = alive.plan.read_text()
+    said = launch("resume", "last", "nokey=1")
+    assert said.code == 2
+    assert alive.plan.read_text() == before
+    assert not (alive.path / "plan-1.json").exists()
+
+
+def test_resuming_what_is_complete_starts_nothing(launch: Launch, done: RunDir, place: Place) -> None:
+    """F022: a finished run that is started again is complete, it does not train on."""
+    said = launch("resume", "last")
+    assert said.code == 0
+    assert "is already complete" in said.out
+    assert launch("resume", "last", "--json").json["state"] == "SUCCEEDED"
+    assert len(place.plans) == 1
+
+
+@pytest.mark.parametrize(
+    ("until", "complete"), [("8 epochs", True), ("632 steps", True), ("633 steps", False), ("9 epochs", False)]
+)
+def test_until_is_a_total_length(until: str, complete: bool) -> None:
+    from launcher.cli.resume import already_complete
+    from launcher.runs.fold import RunRecord
+    from launcher.runs.states import RunState
+
+    record = RunRecord(state=RunState.SUCCEEDED, step=632, steps_per_epoch=79)
+    assert already_complete(record, {"train": {"until": until}}) is complete
+    failed = RunRecord(state=RunState.FAILED, step=632, steps_per_epoch=79)
+    assert not already_complete(failed, {"train": {"until": until}})
+
+
+def test_events_of_an_old_kind_do_not_stop_ls(launch: Launch, done: RunDir) -> None:
+    Happens("head", "from the future", {"x": [1]}).play(done)
+    assert done.run_id in launch("ls").out

@@ -1,0 +1,113 @@
+"""The final words of a run: golden texts (accept a change with `--force-regen`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs_values as values
+from pytest_regressions.file_regression import FileRegressionFixture
+
+from launcher.cli.screen import duration, status_line
+from launcher.cli.summary import final_block
+from launcher.runs.fold import fold
+
+RUNS = Path("/home/ada/runs")
+RUN_ID = values.RUN_ID
+EVENTS: list[dict[str, Any]] = [
+    {"event": "created", "host": "here"},
+    *({"event": "agent_started", "node": k, "host": "here", "pid": 10 + k} for k in (0, 1)),
+    {"event": "attempt_started", "attempt": 1},
+    {"event": "training_started", "step": 0, "total_steps": 632, "steps_per_epoch": 79},
+    {"event": "checkpoint_saved", "step": 300, "path": "checkpoints/step-300"},
+]
+OFFLINE = {"event": "tracking", "wandb": {"mode": "offline", "id": RUN_ID, "sync": "wandb sync runs/x/wandb/offline-1"}}
+ONLINE = {"event": "tracking", "wandb": {"mode": "online", "id": RUN_ID}}
+RESULT: dict[str, Any] = {
+    "state": "SUCCEEDED",
+    "cause": "done",
+    "exit_code": 0,
+    "reason": "all workers finished",
+    "first_failure": None,
+    "step": 632,
+    "samples_seen": 80896,
+    "metrics": {"eval/accuracy": 0.97812, "eval/loss": 0.0812, "train/loss": 0.05},
+    "attempts": 1,
+    "restarts": 0,
+    "samples_per_s": 4050.4,
+    "time": {"total_s": 21.2, "start_s": 1.31, "train_s": 17.2, "eval_s": 1.6, "save_s": 0.44},
+    "checkpoint": {"latest": 632, "best": 632},
+    "stop_reason": None,
+}
+FAILURE = {
+    "node": 1,
+    "rank": 1,
+    "cause": "worker_error",
+    "exit_code": 7,
+    "message": "ValueError: boom",
+    "place": "train.py:31 in step",
+    "log": "logs/attempt-4/node-1/rank-1.log",
+}
+FAILED = {
+    **RESULT,
+    "state": "FAILED",
+    "cause": "worker_error",
+    "exit_code": 7,
+    "reason": "ValueError: boom; not restarted: 3 of 3 restarts are used up",
+    "first_failure": FAILURE,
+    "step": 312,
+    "restarts": 3,
+    "checkpoint": {"latest": 300, "best": None},
+}
+STOPPED = {**FAILED, "state": "CANCELLED", "cause": "cancelled", "exit_code": 75, "first_failure": None, "restarts": 0}
+SCRIPT = dataclasses.replace(values.plan(RUNS).worker, kind="script", module=None, script="/home/ada/train.py")
+
+CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any] | None, dict[str, Any]]] = {
+    "succeeded": ([*EVENTS, OFFLINE], RESULT, {}),
+    "online": ([*EVENTS, ONLINE], RESULT, {}),
+    "one-node": (EVENTS, RESULT, {"nodes": values.plan(RUNS).nodes[:1], "device": "cuda", "backend": "nccl"}),
+    "failed": (EVENTS, FAILED, {}),
+    "out-of-memory": (EVENTS, {**FAILED, "cause": "oom", "first_failure": {**FAILURE, "cause": "oom"}}, {}),
+    "killed": (
+        EVENTS,
+        {**FAILED, "exit_code": 137, "first_failure": {**FAILURE, "message": "", "cause": "signal"}},
+        {},
+    ),
+    "stopped": (EVENTS, STOPPED, {}),
+    "script-failed": (EVENTS[:4], {**FAILED, "step": None, "metrics": {}}, {"worker": SCRIPT, "resumable": False}),
+    "script-succeeded": (EVENTS[:4], {**RESULT, "step": None, "metrics": {}, "checkpoint": {}}, {"worker": SCRIPT}),
+    "vanished": (EVENTS, None, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_final_words(case: str, file_regression: FileRegressionFixture) -> None:
+    events, result, fields = CASES[case]
+    timed = [
+        {"time": 100.0 + index, **event} for index, event in enumerate([*events, {"event": "submitted", "ref": "x"}])
+    ]
+    record = fold(timed, False, result, run_id=RUN_ID)
+    text = final_block(record, result, values.plan(RUNS, **fields), cwd=Path("/home/ada"))
+    file_regression.check(text + "\n", extension=".txt", basename=case)
+
+
+def test_a_run_elsewhere_is_shown_by_its_whole_path() -> None:
+    text = final_block(fold([], True, RESULT), RESULT, values.plan(Path("/data/runs")), cwd=Path("/home/ada"))
+    assert f"run    /data/runs/{RUN_ID}" in text
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [(0.44, "0.4 s"), (21.2, "21 s"), (59.7, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
+)
+def test_durations_are_for_people(time_s: float, text: str) -> None:
+    assert duration(time_s) == text
+
+
+def test_the_live_line() -> None:
+    metrics = {"step": 120, "samples_per_s": 4050.2, "eta_s": 12.2}
+    assert status_line("r", metrics, 632, "RUNNING") == "r  RUNNING  120/632 steps  4,050 samples/s  eta 12 s"
+    assert status_line("r", None, None, "STARTING") == "r  STARTING"
+    assert status_line("r", {"step": 3}, None, "RUNNING") == "r  RUNNING  step 3"
