@@ -1,0 +1,84 @@
+# The menu. Each target sets up what it needs, in any order, from a clean clone.
+# Nothing goes outside .venv and build/ but `test-deps`, which installs system packages (as root).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -q
+PARALLEL ?= 2
+
+.PHONY: help install demo test test-quick test-faults bench lint schema constraints test-deps clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+install: $(INSTALLED)  ## .venv with the launcher, PyTorch and the tools of development
+
+# .installing is there from the beginning of an installation to its end: what was interrupted is begun anew.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("" if sys.version_info >= (3, 11) else "launcher needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@if [ -e $(VENV)/.installing ]; then rm -rf $(VENV); fi
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@touch $(VENV)/.installing
+	@echo "installing into $(VENV) (PyTorch among it: some hundred MB, a minute or two)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@rm $(VENV)/.installing
+	@touch $@
+
+demo: install  ## train on handwritten digits, on two nodes (both on this machine)
+	$(BIN)/launch recipes/mnist_ddp.yaml --nodes 2 --on local
+
+# Tests that start real processes are not run side by side: on few cores they would only wait for each other.
+test: install  ## every test that this machine can run; the last lines say what it cannot, and why
+	@status=0; \
+	$(PYTEST) -n $(PARALLEL) -m 'not process' || status=$$?; \
+	$(PYTEST) -m process || status=$$?; \
+	exit $$status
+
+test-quick: install  ## unit, golden and contract tests without real processes
+	$(PYTEST) -n $(PARALLEL) -m 'not process' tests/unit tests/golden tests/contract
+
+test-faults: install  ## tests that break things on purpose
+	@if [ -n "$(wildcard tests/faults/test_*.py)" ]; then $(PYTEST) -m process tests/faults; \
+	else echo "tests/faults is empty: faults are still tested beside what they break"; fi
+
+bench: install  ## measurements against torchrun; each prints a table
+	@for script in $$(grep -l __main__ tests/bench/*.py); do echo "== $$script"; $(BIN)/python "$$script"; done
+
+lint: install  ## ruff, mypy --strict, the layers of the house, shellcheck
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/shellcheck .ci/run
+
+schema: install  ## write launcher/recipe/schema.json anew, after a change of the recipe
+	$(BIN)/python -m launcher.recipe.jsonschema
+
+constraints:  ## write constraints.txt anew: the newest versions of everything but torch
+	@rm -rf build/constraints && mkdir -p build/constraints
+	@grep '^torch==' constraints.txt > build/constraints/torch.txt
+	$(PYTHON) -m venv build/constraints/venv
+	build/constraints/venv/bin/pip install --quiet -c build/constraints/torch.txt -e '.[train,dev]'
+	@{ grep '^#' constraints.txt; \
+	build/constraints/venv/bin/pip freeze --exclude-editable --exclude setuptools | sed 's/+cpu$$//'; \
+	} > build/constraints/constraints.txt
+	@mv build/constraints/constraints.txt constraints.txt && rm -rf build/constraints
+
+test-deps:  ## as root: the system packages that tests need, if they are missing
+	@missing=""; \
+	command -v ip >/dev/null || missing="$$missing iproute2"; \
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	if [ -z "$$missing" ]; then echo "test-deps: nothing is missing"; \
+	elif [ "$$(id -u)" -ne 0 ]; then echo "test-deps: missing:$$missing (run it as root to install)"; \
+	else apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing; fi
+
+clean:  ## remove .venv, build/ and caches; runs are kept
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find launcher jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
