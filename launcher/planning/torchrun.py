@@ -48,7 +48,11 @@ def _program(plan: Plan, overrides: Sequence[str]) -> list[str]:
 def _quoted(value: str) -> str:
     """One word of a shell, on one line."""
     if not value.isprintable():
-        escaped = value.encode("unicode_escape").decode("ascii").replace("'", "\\'")
-        return f"$'{escaped}'"
+        return "$'" + "".join(_escaped(byte) for byte in value.encode()) + "'"
     # zsh may take a leading `=` for the path of a command, which shlex does not know.
     return f"'{value}'" if value.startswith("=") and shlex.quote(value) == value else shlex.quote(value)
+
+
+def _escaped(byte: int) -> str:
+    """One byte inside `$'...'`."""
+    return chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}"
