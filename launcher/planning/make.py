@@ -105,7 +105,7 @@ def _own_address(facts: Facts) -> str:
     """How the nodes of one machine reach node 0: over loopback, in the family that there is (F096)."""
     loopback = [item.addresses for item in facts.interfaces if item.loopback and item.addresses]
     family = pick_family(loopback[:1])
-    return next(iter(family.values()))[0] if family else "127.0.0.1"
+    return family.addresses[0] if family else "127.0.0.1"
 
 
 def _worker(loaded: LoadedRecipe, facts: Facts) -> WorkerPlan:

@@ -114,17 +114,28 @@ def variable_value(value: Scalar) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def pick_family(addresses: Sequence[Iterable[str]]) -> dict[str, list[str]]:
-    """One address family for all nodes, IPv4 where every node has it, else IPv6 (F096).
+@dataclass(frozen=True)
+class Family:
+    """One address of each node, all of one family."""
 
-    `addresses` has those of each node; the answer is `{"IPv4": [one address of each node]}`, or IPv6, or empty where
-    the nodes have no family in common.
+    version: int
+    """4 or 6."""
+    addresses: tuple[str, ...]
+
+
+def pick_family(addresses: Sequence[Iterable[str]]) -> Family | None:
+    """One family for all nodes, given the addresses of each: IPv4 where every node has it, else IPv6 (F096).
+
+    None where the nodes have no family in common.
     """
     for version in (4, 6):
         chosen = [next((text for text in node if _ip_version(text) == version), None) for node in addresses]
         if chosen and None not in chosen:
-            return {f"IPv{version}": [text for text in chosen if text is not None]}
-    return {}
+            return Family(version, tuple(text for text in chosen if text is not None))
+    return None
+
+
+_ENDPOINT = re.compile(r"(?:\[([^\[\]]+)\]|([^\s:\[\]/]+))(?::(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -137,23 +148,17 @@ class Endpoint:
     @classmethod
     def parse(cls, text: str) -> Endpoint:
         """Read an endpoint. Raises ValueError, for an IPv6 address with a port but no brackets among others."""
-        match = re.fullmatch(r"\[([^\[\]]+)\](?::(\d+))?", text)
-        if match:
-            host, port = match.groups()
-            if _ip_version(host) != 6:
-                raise ValueError(f"{text!r}: only an IPv6 address stands in brackets")
-        elif text.count(":") > 1:
-            host, port = text, None
-            if _ip_version(host) != 6:
-                raise ValueError(f"{text!r} is not an IPv6 address; with a port, write [ADDRESS]:PORT")
-        else:
-            match = re.fullmatch(r"([^\s:\[\]/]+)(?::(\d+))?", text)
-            if match is None:
-                raise ValueError(f"{text!r} is not HOST, HOST:PORT or [IPV6]:PORT")
-            host, port = match.groups()
+        if _ip_version(text) == 6:
+            return cls(text)
+        match = _ENDPOINT.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not HOST, HOST:PORT, an IPv6 address or [IPV6]:PORT")
+        bracketed, name, port = match.groups()
+        if bracketed is not None and _ip_version(bracketed) != 6:
+            raise ValueError(f"{text!r}: only an IPv6 address stands in brackets")
         if port is not None and not 0 < int(port) < 65536:
             raise ValueError(f"{text!r}: the port {port} is not between 1 and 65535")
-        return cls(host, None if port is None else int(port))
+        return cls(bracketed or name, None if port is None else int(port))
 
     def __str__(self) -> str:
         if self.port is None:

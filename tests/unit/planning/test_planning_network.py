@@ -9,7 +9,7 @@ from planning_values import ETHERNET, LOOPBACK, env, facts, job, origins, plan
 
 from launcher.errors import RecipeError
 from launcher.planning.facts import Interface
-from launcher.planning.network import Endpoint, current_name, pick_family
+from launcher.planning.network import Endpoint, Family, current_name, pick_family
 
 
 def test_recipe_beats_environment_beats_preset_beats_default() -> None:
@@ -215,14 +215,14 @@ def test_what_is_no_endpoint_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("addresses", "chosen"),
     [
-        ([["10.0.0.1", "fd12::1"], ["fd12::2", "10.0.0.2"]], {"IPv4": ["10.0.0.1", "10.0.0.2"]}),
-        ([["10.0.0.1", "fd12::1"], ["fd12::2"]], {"IPv6": ["fd12::1", "fd12::2"]}),
-        ([["10.0.0.1"], ["fd12::2"]], {}),
-        ([["::1"]], {"IPv6": ["::1"]}),
-        ([], {}),
+        ([["10.0.0.1", "fd12::1"], ["fd12::2", "10.0.0.2"]], Family(4, ("10.0.0.1", "10.0.0.2"))),
+        ([["10.0.0.1", "fd12::1"], ["fd12::2"]], Family(6, ("fd12::1", "fd12::2"))),
+        ([["10.0.0.1"], ["fd12::2"]], None),
+        ([["::1"]], Family(6, ("::1",))),
+        ([], None),
     ],
 )
-def test_one_family_for_all_nodes(addresses: list[list[str]], chosen: dict[str, list[str]]) -> None:
+def test_one_family_for_all_nodes(addresses: list[list[str]], chosen: Family | None) -> None:
     """F096."""
     assert pick_family(addresses) == chosen
 
