@@ -23,8 +23,8 @@ class SignalInbox:
         self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._previous_fd = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         for signum in _STOPS:
-            # Ignored stays ignored: `nohup launch ...` outlives its terminal.
-            if signal.getsignal(signum) != signal.SIG_IGN:
+            # `nohup launch ...` outlives its terminal. INT is taken even where a shell ignores it for its `&` jobs.
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 self._previous[signum] = signal.signal(signum, self._receive)
         self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake)
         return self

@@ -129,7 +129,7 @@ def _exit(record: RunRecord, plan: Plan) -> str:
         return f"exit   {code} (stopped, and saved)"
     if code > 128:
         return f"exit   {code} (128 + signal {code - 128})"
-    if not record.failures and record.state is not RunState.FAILED:
+    if record.state is not RunState.FAILED:
         return f"exit   {code}"
     return f"exit   {code} ({'the script' if plan.worker.kind == 'script' else 'the worker'}'s own)"
 
