@@ -13,6 +13,10 @@ from launcher.runs.states import Cause
 STOPPED_EXIT_CODE = 75
 """A worker that was asked to stop and has saved (EX_TEMPFAIL: come back later)."""
 
+LAUNCHER_LOST_SIGNAL = signal.SIGUSR2
+"""From the supervisor to the agents: the launcher of this foreground run was killed."""
+LAUNCHER_LOST_GRACE_S = 5.0
+
 _PEER_LOST = re.compile(
     r"connection (closed|reset|refused|aborted)|broken pipe|remote process exited|connectFullMesh failed"
     r"|Socket closed|Connection was likely closed|NCCL (remote|communicator) .*(error|abort)"

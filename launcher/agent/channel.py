@@ -3,6 +3,7 @@
     head -> agent   {"challenge": nonce}
     agent -> head   {"answer": HMAC(token, "agent" + nonce), "challenge": nonce2}
     head -> agent   {"answer": HMAC(token, "head" + nonce2)}          then messages both ways
+                    {"refused": reason}                               and the end of the connection, instead
 
 Whoever does not know the token is refused and logged; nothing is unpickled, nothing is read before the answer but one
 short line. The token itself never travels.
@@ -10,11 +11,13 @@ short line. The token itself never travels.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -107,8 +110,10 @@ class Server:
         self._loop = loop
         self._on_connection = on_connection
         self._on_refused = on_refused
+        self._strangers: set[_Stranger] = set()
         listener.setblocking(False)
         loop.add(listener, self._accept)
+        loop.every(_HANDSHAKE_S / 2, self._expire)
 
     def close(self) -> None:
         """Stop accepting."""
@@ -120,28 +125,41 @@ class Server:
             sock, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        _Stranger(sock, self._token, self._loop, self._on_connection, self._on_refused)
+        self._strangers.add(_Stranger(sock, self._token, self._loop, self))
+
+    def _expire(self) -> None:
+        for stranger in list(self._strangers):
+            stranger.expire(time.monotonic() - _HANDSHAKE_S)
+
+    def admit(self, stranger: _Stranger, connection: Connection) -> None:
+        """A stranger has answered the challenge."""
+        self._strangers.discard(stranger)
+        self._on_connection(connection)
+
+    def refuse(self, stranger: _Stranger, peer: str, reason: str) -> None:
+        """A stranger was turned away."""
+        self._strangers.discard(stranger)
+        self._on_refused(peer, reason)
 
 
 class _Stranger:
     """A connection that has not answered the challenge yet. Never blocks the loop."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        token: bytes,
-        loop: Loop,
-        on_connection: Callable[[Connection], None],
-        on_refused: Callable[[str, str], None],
-    ) -> None:
-        self._sock, self._token, self._loop = sock, token, loop
-        self._on_connection, self._on_refused = on_connection, on_refused
+    def __init__(self, sock: socket.socket, token: bytes, loop: Loop, server: Server) -> None:
+        self._sock, self._token, self._loop, self._server = sock, token, loop, server
         self._nonce = secrets.token_hex(32)
         self._buffer = b""
-        sock.setblocking(True)
+        self._since_s = time.monotonic()
         sock.settimeout(_HANDSHAKE_S)
-        sock.sendall(_encode({"challenge": self._nonce}))
         loop.add(sock, self._read)
+        # A stranger that is gone already is noticed by the first read.
+        with contextlib.suppress(OSError):
+            sock.sendall(_encode({"challenge": self._nonce}))
+
+    def expire(self, before_s: float) -> None:
+        """Turn away one that has been silent since before then."""
+        if self._since_s < before_s:
+            self._refuse("did not answer the challenge")
 
     def _read(self) -> None:
         try:
@@ -163,31 +181,39 @@ class _Stranger:
         except (ValueError, KeyError, TypeError):
             self._refuse("did not answer the challenge")
             return
-        if rest or not hmac.compare_digest(answer, _sign(self._token, "agent", self._nonce)):
+        if rest or not _same(answer, _sign(self._token, "agent", self._nonce)):
             self._refuse("does not know the token of this run")
             return
-        self._sock.sendall(_encode({"answer": _sign(self._token, "head", counter)}))
+        try:
+            self._sock.sendall(_encode({"answer": _sign(self._token, "head", counter)}))
+        except OSError as error:
+            self._refuse(str(error))
+            return
         self._loop.remove(self._sock)
-        self._on_connection(Connection(self._sock, self._loop))
+        self._server.admit(self, Connection(self._sock, self._loop))
 
     def _refuse(self, reason: str) -> None:
         self._loop.remove(self._sock)
         peer = _peer(self._sock)
+        with contextlib.suppress(OSError):  # it may be gone, which is fine
+            self._sock.sendall(_encode({"refused": reason}))
         self._sock.close()
-        self._on_refused(peer, reason)
+        self._server.refuse(self, peer, reason)
 
 
 def connect(address: tuple[str, int], token: bytes, loop: Loop, *, timeout_s: float) -> Connection:
-    """Connect to the head and prove the token both ways. Raises OSError when it cannot be reached, ChannelError when
-    it is somebody else."""
+    """Connect to the head and prove the token both ways. Raises OSError when it cannot be reached (it may be later),
+    ChannelError when it is somebody else or refuses this agent (it will again)."""
     sock = socket.create_connection(address, timeout=timeout_s)
     try:
         sock.settimeout(_HANDSHAKE_S)
         nonce = str(_receive_line(sock).get("challenge"))
         counter = secrets.token_hex(32)
         sock.sendall(_encode({"answer": _sign(token, "agent", nonce), "challenge": counter}))
-        answer = str(_receive_line(sock).get("answer"))
-        if not hmac.compare_digest(answer, _sign(token, "head", counter)):
+        reply = _receive_line(sock)
+        if "refused" in reply:
+            raise ChannelError(f"{address[0]}:{address[1]} refuses this agent: it {reply['refused']}")
+        if not _same(str(reply.get("answer")), _sign(token, "head", counter)):
             raise ChannelError(f"{address[0]}:{address[1]} does not know the token of this run")
     except BaseException:
         sock.close()
@@ -206,8 +232,10 @@ def _receive_line(sock: socket.socket) -> Message:
     line = b""
     while not line.endswith(b"\n"):
         byte = sock.recv(1)
-        if not byte or len(line) > _MAX_STRANGER_BYTES:
-            raise ChannelError("the other side did not finish the handshake")
+        if not byte:
+            raise ConnectionError("the other side left in the middle of the handshake")
+        if len(line) > _MAX_STRANGER_BYTES:
+            raise ChannelError("the other side does not speak this protocol")
         line += byte
     try:
         message = json.loads(line)
@@ -220,7 +248,13 @@ def _receive_line(sock: socket.socket) -> Message:
 
 def _sign(token: bytes, role: str, nonce: str) -> str:
     # The role keeps an answer from being sent back to the one who asked.
-    return hmac.new(token, f"{role}:{nonce}".encode(), hashlib.sha256).hexdigest()
+    text = f"{role}:{nonce}".encode(errors="backslashreplace")  # a stranger's nonce may be no text at all
+    return hmac.new(token, text, hashlib.sha256).hexdigest()
+
+
+def _same(answer: str, expected: str) -> bool:
+    # As bytes: compare_digest refuses strings that are not ASCII, and a stranger may send anything.
+    return hmac.compare_digest(answer.encode(errors="backslashreplace"), expected.encode())
 
 
 def _encode(message: Message) -> bytes:

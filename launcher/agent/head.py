@@ -126,21 +126,28 @@ class Head:
         member = self._nodes[node]
         member.joined, member.ready, member.host, member.heard_at_s = True, False, host, self.now_s
         effects: list[Effect] = [Record("node_joined", {"node": node, "host": host})]
-        if self.phase in (Phase.OVER, Phase.ENDING):
+        if self.phase is Phase.OVER and self._end is not None:
+            return [*effects, Send({"type": "end", "exit_code": self._end.exit_code}, node)]
+        if self.phase is Phase.ENDING:
             return [*effects, Send({"type": "kill"}, node)]
         return [*effects, Send({"type": "welcome"}, node)]
 
     def duplicate(self, node: int, host: str) -> list[Effect]:
         """A second agent claims a node rank that is taken, so another rank is missing. Ends the run."""
+        if self.phase in (Phase.ENDING, Phase.OVER):
+            return []
         text = f"node rank {node} was claimed twice: by {self._nodes[node].host} and by {host}"
         return self._finish_with(RunState.FAILED, Cause.RENDEZVOUS, 1, text)
 
     def heard(self, node: int) -> None:
-        """An agent is alive."""
-        self._nodes[node].heard_at_s = self.now_s
+        """An agent is alive (again, if it was suspended for so long that it counted as lost)."""
+        member = self._nodes[node]
+        member.joined, member.heard_at_s = True, self.now_s
 
     def ready(self, node: int) -> list[Effect]:
         """An agent has no workers (any more) and waits for orders."""
+        if self.phase not in (Phase.JOINING, Phase.ENDING):
+            return []  # said before it knew of the start
         self._nodes[node].ready = True
         return self._advance()
 
@@ -216,7 +223,8 @@ class Head:
         effects: list[Effect] = []
         for index, member in self._nodes.items():
             if member.joined and self.now_s - member.heard_at_s > SILENCE_S:
-                effects += [Send({"type": "leave"}, index), *self.lost(index, f"nothing heard for {SILENCE_S:g} s")]
+                # If it ever hears again, it shall end its workers and say that it is ready.
+                effects += [Send({"type": "kill"}, index), *self.lost(index, f"nothing heard for {SILENCE_S:g} s")]
         if self.phase is Phase.JOINING:
             effects += self._wait_for_nodes()
         elif self._deadline_s is not None and self.now_s >= self._deadline_s:
@@ -267,6 +275,8 @@ class Head:
             return [ended, *self._order_end(end)]
         self.restarts += 1
         self.phase, self._deadline_s = Phase.JOINING, None
+        for member in self._nodes.values():
+            member.ready = False
         self._since_s = self._said_waiting_s = self.now_s
         told = f"{_whose(failure)}: {failure.message}; restarting (restart {self.restarts} of {self.max_restarts})"
         restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
@@ -327,7 +337,7 @@ class Head:
         return [Send({"type": "kill"}), *self._advance()]
 
     def _over(self, end: Finish) -> list[Effect]:
-        self.phase = Phase.OVER
+        self.phase, self._end = Phase.OVER, end
         fields = {"state": end.state.value, "cause": end.cause.value, "exit_code": end.exit_code, "reason": end.reason}
         return [Record("finished", fields), end, Send({"type": "end", "exit_code": end.exit_code})]
 

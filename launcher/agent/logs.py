@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -59,14 +60,19 @@ class Stream:
         return bool(data)
 
     def drain_and_close(self) -> None:
-        """Take what a worker that has ended left in the pipe, without waiting: its children may hold the pipe open."""
-        while True:
+        """Take what a worker that has ended left in the pipe, without waiting: its children may hold the pipe open.
+
+        No more than the pipe can hold, since one of them may go on writing into it for ever.
+        """
+        left_bytes = fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ)
+        while left_bytes > 0:
             try:
-                data = os.read(self._fd, 1 << 18)
+                data = os.read(self._fd, left_bytes)
             except BlockingIOError:
                 break
             if not data:
                 break
+            left_bytes -= len(data)
             self._take(data)
         if self._rest:
             self._on_lines(self._rest + b"\n")

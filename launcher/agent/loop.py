@@ -59,7 +59,8 @@ class Loop:
         due = [timer.due for timer in self._timers] + ([] if deadline is None else [deadline])
         wait_s = max(0.0, min(due) - time.monotonic()) if due else None
         for key, _ in self._selector.select(wait_s):
-            if key.fd in self._selector.get_map():  # an earlier callback of this round may have removed it
+            # An earlier callback of this round may have removed it, and opened something else under the same number.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
         now = time.monotonic()
         for timer in self._timers:

@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 
 from launcher.agent import channel
-from launcher.agent.causes import Failure
+from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
 from launcher.agent.elastic import run_elastic_agent
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
@@ -25,9 +25,6 @@ from launcher.runs.rundir import RunDir
 
 HEARTBEAT_S = 2.0
 RECONNECT_S = 0.2
-LAUNCHER_LOST_SIGNAL = signal.SIGUSR2
-"""From the supervisor: the launcher of this foreground run was killed."""
-LAUNCHER_LOST_GRACE_S = 5.0
 _REASONS = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "TERM",
@@ -118,6 +115,9 @@ class NodeAgent:
         while self._head is None:
             try:
                 self._head = channel.connect(self._endpoint, token, self._loop, timeout_s=10.0)
+            except channel.ChannelError as error:
+                self._give_up(str(error))
+                return
             except OSError as error:
                 if time.monotonic() > deadline or self._pending_stops:
                     self._give_up(f"the head agent at {self._endpoint[0]}:{self._endpoint[1]} was not reached: {error}")

@@ -15,12 +15,14 @@ import time
 from typing import NoReturn
 
 from launcher.agent import channel, proc, zygote
+from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
 
 _ENGINE = ("torch.distributed.elastic.agent.server.api",)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SENT = (*_FORWARDED, LAUNCHER_LOST_SIGNAL)
 _BACKSTOP_S = 3.0
 """Beyond the grace time: an agent that does not end by then is killed, and its zygote ends its workers."""
 
@@ -31,9 +33,10 @@ def supervise(plan: Plan, run: RunDir, *, watch_fd: int | None) -> NoReturn:
     for signum in (*_FORWARDED, signal.SIGCHLD):
         signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)  # the launcher held them back for the time before this
     proc.adopt_orphans()
     # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
-    listener = channel.listen("127.0.0.1")
+    listener = channel.listen(plan.nodes[0].address)
     zygote.preload([*_ENGINE, *(plan.worker.preload or ())])
     code = _Supervisor(plan, run, listener, read_end, watch_fd).run()
     sys.stdout.flush()
@@ -50,6 +53,7 @@ class _Supervisor:
         self._replaced = 0
         self._stop_by_s: float | None = None
         self._crashed = False
+        self._over = False
 
     def run(self) -> int:
         """Fork, watch, see out; 0 when the agents ended in order (result.json says how the run did), else 70."""
@@ -71,10 +75,13 @@ class _Supervisor:
 
     def _fork(self, node: int) -> None:
         parent = os.getpid()
+        # Our handlers do nothing in the agent: a stop stays pending there until it has its own.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SENT)
         pid = os.fork()
         if pid == 0:
             proc.die_with_parent(parent)
             _run_agent(self._plan, self._run, node, self._listener)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT)
         self._agents[node] = pid
 
     def _wait(self) -> None:
@@ -87,15 +94,16 @@ class _Supervisor:
                     self._stop(signum, self._plan.limits.grace_s)
         if self._watch_fd in ready and not os.read(self._watch_fd, 1):
             self._watch_fd = None
-            from launcher.agent.node import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
-
             self._stop(LAUNCHER_LOST_SIGNAL, LAUNCHER_LOST_GRACE_S)
 
     def _stop(self, signum: int, grace_s: float) -> None:
-        by_s = time.monotonic() + grace_s + _BACKSTOP_S
-        self._stop_by_s = by_s if self._stop_by_s is None else min(by_s, self._stop_by_s)
+        self._end_within(grace_s + _BACKSTOP_S)
         for pid in self._agents.values():
             proc.send_signal(pid, signum)
+
+    def _end_within(self, limit_s: float) -> None:
+        by_s = time.monotonic() + limit_s
+        self._stop_by_s = by_s if self._stop_by_s is None else min(by_s, self._stop_by_s)
 
     def _reap(self) -> None:
         while (pid := proc.next_ended_child()) is not None:
@@ -106,9 +114,16 @@ class _Supervisor:
             del self._agents[node]
             if status != 0:
                 self._lost(node, pid, status)
+            elif node == 0:
+                # The run is over. Who has not joined yet is refused now, instead of waiting for a head.
+                self._over = True
+                self._listener.close()
+                self._end_within(_BACKSTOP_S)
 
     def _lost(self, node: int, pid: int, status: int) -> None:
         self._events.write("agent_lost", node=node, pid=pid, status=status)
+        if self._over:
+            return
         killed = os.WIFSIGNALED(status)
         if killed and self._stop_by_s is None and self._replaced <= self._plan.limits.max_restarts:
             self._replaced += 1
@@ -130,6 +145,7 @@ def _run_agent(plan: Plan, run: RunDir, node: int, listener: socket.socket) -> N
     if node != 0:
         listener.close()
     agent = NodeAgent(plan, run, node, zygote_end=zygote_end, head_endpoint=endpoint)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT)
     agent.serve(listener if node == 0 else None)
     sys.stdout.flush()
     sys.stderr.flush()

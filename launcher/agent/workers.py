@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -132,7 +133,9 @@ class Workers:
         for fd, is_stderr in ((out_read, False), (err_read, True)):
             self._watch_stream(worker, fd, on_console=rank == 0 or is_stderr)
         try:
-            socket.send_fds(self._zygote, [zygote.as_message(start)], [out_write, err_write])
+            # To a zygote that has died: its end is about to be heard, and fails this worker.
+            with contextlib.suppress(ConnectionError):
+                socket.send_fds(self._zygote, [zygote.as_message(start)], [out_write, err_write])
         finally:
             os.close(out_write)
             os.close(err_write)
@@ -238,6 +241,8 @@ class Workers:
         self._empty = True
         for worker in self._workers.values():
             if worker.exit_code is None:
+                if worker.pid:
+                    proc.kill_group(worker.pid)  # its loader processes; they have no parent-death signal
                 worker.pid = worker.pid or -1
                 self._ended(worker, _KILLED)
 

@@ -25,7 +25,7 @@ from typing import NoReturn
 def run_script(script: str, argv: Sequence[str]) -> None:
     """Run a file as __main__, with its own folder first on sys.path."""
     sys.argv = [script, *argv]
-    sys.path.insert(0, str(Path(script).parent))
+    sys.path.insert(0, str(Path(script).resolve().parent))  # behind a link, as Python does
     runpy.run_path(script, run_name="__main__")
 
 
@@ -92,11 +92,11 @@ def _finish_interpreter() -> int:
     atexit._run_exitfuncs()
     for found in gc.get_objects():
         # By type, not isinstance: that asks __class__, and strange objects answer with warnings or worse.
-        if issubclass(type(found), (io.BufferedWriter, io.TextIOWrapper)) and not found.closed:
+        if issubclass(type(found), (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)):
             try:
                 found.flush()
             except (OSError, ValueError):
-                continue  # Python ignores these too when it collects a file
+                continue  # closed, detached or broken: Python ignores these too when it collects a file
     return 0
 
 

@@ -78,6 +78,7 @@ def serve(sock: socket.socket) -> NoReturn:
     proc.adopt_orphans()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # the agent decides when this ends; the end of the socket says so
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # forked by an agent that still held its signals back
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,7 +51,7 @@ class LocalExecutor:
             watch_fd, _ = os.pipe2(os.O_CLOEXEC)
             argv += ["--watch-fd", str(watch_fd)]
             pass_fds.append(watch_fd)
-        with (run.console.parent / "agents.log").open("ab") as log:
+        with run.agents_log.open("ab") as log, _held_back(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -85,6 +86,16 @@ class LocalExecutor:
         except ProcessLookupError:
             return False
         return True
+
+
+@contextmanager
+def _held_back(*signals: int) -> Iterator[None]:
+    """A process that is started inside has these pending until it unblocks them, so an early stop is not its end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _parse(ref: JobRef) -> tuple[str, int, int]:
