@@ -120,6 +120,7 @@ class Workers:
         start = zygote.WorkerStart(
             local_rank=local_rank,
             env=env,
+            env_unset=plan.env_unset,
             cwd=work.cwd,
             cpus=node.cpus,
             module=work.module,

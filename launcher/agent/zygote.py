@@ -36,6 +36,8 @@ class WorkerStart:
 
     local_rank: int
     env: dict[str, str]
+    env_unset: tuple[str, ...]
+    """Inherited variables that the worker must not see."""
     cwd: str
     cpus: tuple[int, ...]
     module: str | None
@@ -125,7 +127,9 @@ class _Zygote:
         return True
 
     def _start(self, raw: dict[str, Any], fds: Sequence[int]) -> None:
-        start = WorkerStart(**{**raw, "cpus": tuple(raw["cpus"]), "argv": tuple(raw["argv"])})
+        start = WorkerStart(
+            **{**raw, "cpus": tuple(raw["cpus"]), "env_unset": tuple(raw["env_unset"]), "argv": tuple(raw["argv"])}
+        )
         parent = os.getpid()
         # A stop may come before the job has its handler: TERM stays pending until `main` unblocks it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -181,6 +185,8 @@ def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int]) -> NoRet
 
 
 def _work(start: WorkerStart) -> int | None:
+    for name in start.env_unset:
+        os.environ.pop(name, None)
     os.environ.update(start.env)
     os.chdir(start.cwd)
     if start.cpus:
