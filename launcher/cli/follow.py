@@ -14,7 +14,7 @@ from launcher.executors.base import Executor, JobRef
 from launcher.runs.events import read_events
 from launcher.runs.fold import RunRecord, fold
 from launcher.runs.follow import Tail
-from launcher.runs.load import last_metrics, read_record, read_result
+from launcher.runs.load import newest_metrics, read_record, read_result
 
 if TYPE_CHECKING:
     from launcher.cli.signals import SignalInbox
@@ -74,4 +74,4 @@ def _status(run: RunDir) -> str:
     if record.waiting is not None:
         missing = ", ".join(map(str, record.waiting.get("missing", ())))
         return f"{run.run_id}  waiting for node {missing}, {record.waiting.get('waited_s', 0):.0f} s"
-    return status_line(run.run_id, last_metrics(run.metrics), record.total_steps, record.state)
+    return status_line(run.run_id, record.state, newest_metrics(run.metrics), record.total_steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _REFRESH_S = 0.25
@@ -36,7 +36,8 @@ class Screen:
     def status(self, text: str) -> None:
         """Replace the status line, cut to the width of the terminal."""
         self._drawn_s = time.monotonic()
-        line = text[: max(0, os.get_terminal_size(self._descriptor).columns - 1)].encode()
+        columns = os.get_terminal_size(self._descriptor).columns or 80  # 0: a terminal that does not know
+        line = text[: columns - 1].encode()
         if line != self._drawn:
             self._write(_CLEAR + line)
             self._drawn = line
@@ -56,14 +57,21 @@ class Screen:
                 self._broken = True
 
 
-def status_line(run_id: str, metrics: Mapping[str, Any] | None, total_steps: int | None, state: str) -> str:
-    """The live line: `mnist-ddp-1130-0214-k7qz  RUNNING  120/632 steps  4,050 samples/s  eta 12 s`."""
+def status_line(run_id: str, state: str, newest: Sequence[Mapping[str, Any]], total_steps: int | None) -> str:
+    """The live line: `mnist-ddp-1130-0214-k7qz  RUNNING  120/632 steps  4,050 samples/s  eta 12 s`.
+
+    `newest` are the last lines of metrics.jsonl; the speed is that between the first and the last of them.
+    """
     parts = [run_id, state]
-    step = metrics.get("step") if metrics else None
-    if metrics and isinstance(step, int):
+    timed = [line for line in newest if "samples_seen" in line]
+    if timed:
+        step = timed[-1]["step"]
         parts.append(f"{step}/{total_steps} steps" if total_steps else f"step {step}")
-        parts += [f"{metrics['samples_per_s']:,.0f} samples/s"] if metrics.get("samples_per_s") else []
-        parts += [f"eta {duration(metrics['eta_s'])}"] if metrics.get("eta_s") is not None else []
+        time_s = timed[-1]["time"] - timed[0]["time"]
+        if time_s > 0:
+            parts.append(f"{(timed[-1]['samples_seen'] - timed[0]['samples_seen']) / time_s:,.0f} samples/s")
+        if time_s > 0 and total_steps and step > timed[0]["step"]:
+            parts.append(f"eta {duration((total_steps - step) * time_s / (step - timed[0]['step']))}")
     return "  ".join(parts)
 
 

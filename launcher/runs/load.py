@@ -28,10 +28,9 @@ def read_record(run: RunDir, alive: Alive) -> RunRecord:
         # Asked first, read again after: what the job wrote before it ended is then seen.
         observed = alive(record.ref) if record.ref else None
         record = fold(read_events(run.path), observed, read_result(run), run_id=run.run_id)
-    newest = last_metrics(run.metrics)
-    if newest is None or record.state.is_final or not isinstance(newest.get("step"), int):
+    if record.state.is_final or not (newest := newest_metrics(run.metrics)):
         return record
-    return replace(record, step=max(newest["step"], record.step or 0))
+    return replace(record, step=int(newest[-1]["step"]))
 
 
 def read_result(run: RunDir) -> dict[str, Any] | None:
@@ -51,15 +50,15 @@ def read_plan(run: RunDir) -> Plan:
         raise Refused([Problem(where=str(run.plan), message=str(error))]) from error
 
 
-def last_metrics(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a file of JSON lines, read from its end: the file may be long."""
+def newest_metrics(path: Path) -> list[dict[str, Any]]:
+    """The last lines of a metrics file that have a step, of the newest attempt. Read from the end: it may be long."""
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
+            begin = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+            file.seek(begin)
             lines = file.read().split(b"\n")
     except FileNotFoundError:
-        return None
-    whole = [line for line in lines[:-1] if line.startswith(b"{")]
-    newest: dict[str, Any] | None = json.loads(whole[-1]) if whole else None
-    return newest
+        return []
+    # The last is empty or unfinished; the first is whole only at the beginning of the file.
+    read = [json.loads(line) for line in lines[1 if begin else 0 : -1]]
+    return [line for line in read if "step" in line and line.get("attempt") == read[-1].get("attempt")]

@@ -107,7 +107,8 @@ def test_durations_are_for_people(time_s: float, text: str) -> None:
 
 
 def test_the_live_line() -> None:
-    metrics = {"step": 120, "samples_per_s": 4050.2, "eta_s": 12.2}
-    assert status_line("r", metrics, 632, "RUNNING") == "r  RUNNING  120/632 steps  4,050 samples/s  eta 12 s"
-    assert status_line("r", None, None, "STARTING") == "r  STARTING"
-    assert status_line("r", {"step": 3}, None, "RUNNING") == "r  RUNNING  step 3"
+    lines = [{"step": step, "samples_seen": 128 * step, "time": 1000.0 + step / 40} for step in (20, 60, 120)]
+    lines.append({"step": 120, "eval/loss": 0.1, "time": 1007.0})
+    assert status_line("r", "RUNNING", lines, 632) == "r  RUNNING  120/632 steps  5,120 samples/s  eta 13 s"
+    assert status_line("r", "STARTING", [], None) == "r  STARTING"
+    assert status_line("r", "RUNNING", lines[:1], None) == "r  RUNNING  step 20"

@@ -13,7 +13,7 @@ from launcher.errors import RecipeError, Refused
 from launcher.runs.checkpoints import checkpoint_steps, find_checkpoint
 from launcher.runs.create import record_event
 from launcher.runs.follow import Tail
-from launcher.runs.load import last_metrics, read_plan, read_record
+from launcher.runs.load import newest_metrics, read_plan, read_record
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
 
@@ -34,15 +34,18 @@ def test_a_tail_gives_whole_lines_only_and_the_rest_at_the_end(tmp_path: Path) -
     tail.close()
 
 
-def test_the_newest_metrics_are_the_last_whole_line(tmp_path: Path) -> None:
+def test_the_newest_metrics_are_the_whole_lines_at_the_end_of_the_newest_attempt(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert last_metrics(path) is None
+    assert newest_metrics(path) == []
     path.write_text("")
-    assert last_metrics(path) is None
-    path.write_text("".join(json.dumps({"step": step, "pad": "x" * 100}) + "\n" for step in range(2000)) + '{"step": 9')
-    newest = last_metrics(path)
-    assert newest is not None
-    assert newest["step"] == 1999
+    assert newest_metrics(path) == []
+    old = [{"attempt": 1, "step": step, "pad": "x" * 100} for step in range(2000)]
+    new = [{"attempt": 2, "resumed_from": 100}, {"attempt": 2, "step": 101}, {"attempt": 2, "step": 102}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*old, *new]) + '{"step": 9')
+    assert [line["step"] for line in newest_metrics(path)] == [101, 102]
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    assert newest_metrics(path)[-1]["step"] == 1999
+    assert len(newest_metrics(path)) < 1000
 
 
 def test_a_record_of_a_live_run_has_the_step_of_its_metrics(runs_dir: Path) -> None:

@@ -1,0 +1,61 @@
+"""The terminal: lines above, one live line below, and nothing of that in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.screen import Screen
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The other end of a terminal of 20 columns that is standard output."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        yield reader
+        monkeypatch.undo()
+    os.close(reader)
+
+
+def test_the_live_line_stays_below_the_lines_and_within_the_width(terminal: int) -> None:
+    screen = Screen()
+    assert screen.wants_status
+    screen.status("x" * 50)
+    screen.status("x" * 50)
+    assert not screen.wants_status
+    screen.lines(b"hello\n")
+    screen.clear()
+    drawn = b"x" * 19
+    clear = b"\r\x1b[2K"
+    assert os.read(terminal, 1000) == clear + drawn + clear + b"hello\r\n" + drawn + clear
+
+
+def test_a_pipe_gets_lines_only(capfd: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    assert not screen.wants_status
+    screen.lines(b"hello\n")
+    screen.clear()
+    assert capfd.readouterr().out == "hello\n"
+
+
+def test_a_reader_that_went_away_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        screen = Screen()
+        screen.lines(b"hello\n")
+        screen.lines(b"more\n")
+        monkeypatch.undo()
