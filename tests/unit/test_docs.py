@@ -1,0 +1,171 @@
+"""What the documents say is so: commands work, links lead somewhere, shipped recipes plan.
+
+A fenced block that begins with ```console lists commands, each after `$ `. The word after it says how it is tested:
+`run` = each command is run here (quick ones), `train` = all are run in order, with real processes, by the test below;
+without a word only commands of another program may stand in it, and `make` targets have to exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launcher
+from launcher.planning.facts import gather_facts
+from launcher.planning.make import make_plan
+from launcher.recipe.loader import load_recipe
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path
+    for path in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part in ("build", "runs") for part in path.relative_to(ROOT).parts)
+)
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+OTHER_PROGRAMS = ("make", "pip", "git", "pre-commit", ".venv/bin/pytest")
+TRAIN_LIMIT_S = 240
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a document."""
+
+    file: str
+    line: int
+    text: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.text}"
+
+
+def commands(path: Path) -> list[Command]:
+    """The commands in the ```console blocks of a document."""
+    found, how = [], None
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            name, _, word = line[3:].partition(" ")
+            how = word if how is None and name == "console" else None
+        elif how is not None and line.startswith("$ "):
+            found.append(Command(str(path.relative_to(ROOT)), number, line[2:], how))
+    return found
+
+
+COMMANDS = [command for document in DOCUMENTS for command in commands(document)]
+
+
+def run(command: Command, cwd: Path, limit_s: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user would, with the `launch` of this environment."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", command.text],
+        cwd=cwd,
+        env={**os.environ, "PATH": path, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+
+
+def make_targets() -> set[str]:
+    text = (ROOT / "Makefile").read_text("utf-8")
+    return set(re.findall(r"^([a-z][a-z-]*):", text, re.MULTILINE))
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_commands_are_found() -> None:
+    """Or every test below would pass on nothing."""
+    assert {command.how for command in COMMANDS} == {"", "run", "train"}
+    assert any(command.text == "make demo" for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each.how == "run"], ids=str)
+def test_command_of_a_document_works(command: Command) -> None:
+    done = run(command, ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each.how == ""], ids=str)
+def test_command_that_is_not_run_is_of_another_program(command: Command) -> None:
+    """`launch` commands have to be in a block that is run."""
+    program, *arguments = command.text.split()
+    assert program in OTHER_PROGRAMS, str(command)
+    if program == "make":
+        assert set(arguments) <= make_targets(), str(command)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("file", sorted({each.file for each in COMMANDS if each.how == "train"}))
+@pytest.mark.timeout(2 * TRAIN_LIMIT_S)
+def test_trainings_of_a_document_work_in_its_order(file: str, tmp_path: Path) -> None:
+    """One user, one afternoon: each command finds what the ones before it have left."""
+    for command in (each for each in COMMANDS if each.file == file and each.how == "train"):
+        done = run(command, ROOT, TRAIN_LIMIT_S, LAUNCH_RUNS=str(tmp_path / "runs"))
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_link_is_dead(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text("utf-8"), flags=re.DOTALL)
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
+    local = [target for target in targets if target and "://" not in target and not target.startswith("mailto:")]
+    assert [target for target in local if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_recipe_plans(recipe: Path, nodes: int) -> None:
+    single = "strategy: single" in recipe.read_text("utf-8")
+    flags = {"resources.nodes": ("--nodes", 1 if single else nodes)}
+    plan = make_plan(load_recipe(recipe, (), flags=flags), gather_facts(), run_id="r0", runs_dir="runs")
+    assert len(plan.nodes) == (1 if single else nodes)
+
+
+def test_recipe_of_the_readme_plans(tmp_path: Path) -> None:
+    """The one that is explained line by line."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    whole, network = blocks
+    (tmp_path / "whole.yaml").write_text(whole)
+    (tmp_path / "network.yaml").write_text("extends: whole.yaml\n" + network)
+    for name in ("whole.yaml", "network.yaml"):
+        make_plan(load_recipe(tmp_path / name, ()), gather_facts(), run_id="r0", runs_dir="runs")
+
+
+def test_version_is_the_same_everywhere() -> None:
+    versions = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert versions[0] == pyproject()["project"]["version"] == launcher.__version__
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    """A documented install is the tested one."""
+    from packaging.requirements import Requirement
+
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if not line.startswith("#")
+    )
+    extras = pyproject()["project"]["optional-dependencies"]
+    for text in [*pyproject()["project"]["dependencies"], *extras["train"], *extras["dev"]]:
+        requirement = Requirement(text)
+        assert pins[requirement.name.lower()] in requirement.specifier, text
+
+
+def test_documented_installs_are_the_tested_versions() -> None:
+    installs = [each for each in COMMANDS if each.text.startswith("pip install")]
+    assert installs
+    assert [each for each in installs if "-c constraints.txt" not in each.text] == []
