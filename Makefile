@@ -22,7 +22,7 @@ install: $(INSTALLED)  ## .venv with the launcher, PyTorch and the tools of deve
 
 # .installing is there from the beginning of an installation to its end: what was interrupted is begun anew.
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit("" if sys.version_info >= (3, 11) else "launcher needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("launcher needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@if [ -e $(VENV)/.installing ]; then rm -rf $(VENV); fi
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@touch $(VENV)/.installing
