@@ -8,7 +8,6 @@ import pty
 import struct
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,30 +15,27 @@ import pytest
 from launcher.cli.screen import Screen
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The other end of a terminal of 20 columns that is standard output."""
+def test_the_live_line_stays_below_the_lines_and_within_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
     monkeypatch.setenv("TERM", "xterm")
-    with os.fdopen(writer, "w") as stream:
-        monkeypatch.setattr(sys, "stdout", stream)
-        yield reader
-        monkeypatch.undo()
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stream)
+        screen = Screen()
+        first = screen.wants_status
+        screen.status("x" * 50)
+        screen.status("x" * 50)
+        again = screen.wants_status
+        screen.lines(b"hello\n")
+        screen.clear()
+        patched.undo()
+        written = os.read(reader, 1000)
     os.close(reader)
-
-
-def test_the_live_line_stays_below_the_lines_and_within_the_width(terminal: int) -> None:
-    screen = Screen()
-    assert screen.wants_status
-    screen.status("x" * 50)
-    screen.status("x" * 50)
-    assert not screen.wants_status
-    screen.lines(b"hello\n")
-    screen.clear()
+    assert first
+    assert not again
     drawn = b"x" * 19
     clear = b"\r\x1b[2K"
-    assert os.read(terminal, 1000) == clear + drawn + clear + b"hello\r\n" + drawn + clear
+    assert written == clear + drawn + clear + b"hello\r\n" + drawn + clear
 
 
 def test_a_pipe_gets_lines_only(capfd: pytest.CaptureFixture[str]) -> None:
