@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import socket
 import time
@@ -27,6 +28,7 @@ Message = dict[str, Any]
 _MAX_LINE_BYTES = 4 << 20
 _MAX_STRANGER_BYTES = 512
 _HANDSHAKE_S = 10.0
+_SEND_S = 10.0
 
 
 class ChannelError(Exception):
@@ -44,6 +46,7 @@ class Connection:
         self._loop = loop
         self._buffer = b""
         self._open = True
+        sock.settimeout(_SEND_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.add(sock, self._read)
 
@@ -71,7 +74,7 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            data = self.sock.recv(1 << 18, socket.MSG_DONTWAIT)
+            data = _receive(self.sock, 1 << 18)
         except BlockingIOError:
             return
         except OSError as error:
@@ -163,7 +166,7 @@ class _Stranger:
 
     def _read(self) -> None:
         try:
-            data = self._sock.recv(_MAX_STRANGER_BYTES, socket.MSG_DONTWAIT)
+            data = _receive(self._sock, _MAX_STRANGER_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -225,6 +228,15 @@ def listen(host: str, port: int = 0) -> socket.socket:
     """A listening socket for the head; port 0 = a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
+
+
+def _receive(sock: socket.socket, max_bytes: int) -> bytes:
+    """What is there. Raises BlockingIOError when that is nothing.
+
+    Not `sock.recv`, which waits for the socket's timeout, MSG_DONTWAIT or not. The descriptor of a socket with a
+    timeout does not block.
+    """
+    return os.read(sock.fileno(), max_bytes)
 
 
 def _receive_line(sock: socket.socket) -> Message:

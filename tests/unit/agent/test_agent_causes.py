@@ -1,0 +1,74 @@
+"""What a worker's end means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.agent.causes import classify, describe
+from launcher.runs.states import Cause
+
+
+def error(name: str, text: str, *bases: str) -> dict[str, Any]:
+    return {
+        "message": {"message": f"{name}: {text}", "extraInfo": {}},
+        "exception": name,
+        "exception_bases": [name, *bases, "Exception", "BaseException", "object"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "raised", "cause"),
+    [
+        (1, error("ValueError", "boom"), Cause.WORKER_ERROR),
+        (1, error("RuntimeError", "CUDA error: device-side assert triggered"), Cause.WORKER_ERROR),
+        (7, None, Cause.WORKER_ERROR),
+        (1, None, Cause.WORKER_ERROR),
+        (2, None, Cause.USAGE),  # argparse
+        (137, None, Cause.SIGNAL),
+        (139, None, Cause.SIGNAL),
+        (134, None, Cause.SIGNAL),
+        (1, error("ImportError", "cannot import name 'x'"), Cause.USAGE),
+        (1, error("ModuleNotFoundError", "No module named 'x'", "ImportError"), Cause.USAGE),
+        (1, error("SyntaxError", "invalid syntax"), Cause.USAGE),
+        (1, error("IndentationError", "unexpected indent", "SyntaxError"), Cause.USAGE),
+        (1, error("OutOfMemoryError", "CUDA out of memory. Tried to allocate", "RuntimeError"), Cause.OOM),
+        (1, error("MemoryError", ""), Cause.OOM),
+        (1, error("RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory"), Cause.OOM),
+        (1, error("NotFinite", "loss is nan at step 3", "FloatingPointError"), Cause.NAN),
+        (1, error("RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), Cause.PEER_LOST),
+        (1, error("RuntimeError", "Read error [127.0.0.1]:1234: Connection reset by peer"), Cause.PEER_LOST),
+        (1, error("DistNetworkError", "failed to recv, got 0 bytes", "DistError"), Cause.PEER_LOST),
+        (1, error("DistBackendError", "NCCL remote process exited", "DistError"), Cause.PEER_LOST),
+        (1, error("BrokenPipeError", "[Errno 32] Broken pipe", "ConnectionError", "OSError"), Cause.PEER_LOST),
+    ],
+)
+def test_cause_of_an_end(exit_code: int, raised: dict[str, Any] | None, cause: Cause) -> None:
+    assert classify(exit_code, raised) is cause
+
+
+@pytest.mark.parametrize("left", [{}, {"message": "torch's short form"}, {"message": {}}, {"message": None}])
+def test_an_error_file_of_another_shape_is_a_worker_error(left: dict[str, Any]) -> None:
+    assert classify(1, left) is Cause.WORKER_ERROR
+    assert isinstance(describe(1, left), str)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "text"),
+    [
+        (0, "exited with code 0"),
+        (7, "exited with code 7"),
+        (137, "killed by SIGKILL"),
+        (139, "killed by SIGSEGV"),
+        (134, "killed by SIGABRT"),
+        (128 + 33, "killed by signal 33"),
+    ],
+)
+def test_an_end_without_an_exception_is_described_by_its_code(exit_code: int, text: str) -> None:
+    assert describe(exit_code, None) == text
+
+
+def test_an_exception_is_described_by_itself() -> None:
+    assert describe(1, error("ValueError", "boom-2")) == "ValueError: boom-2"
+    assert describe(1, {"message": "RuntimeError: short"}) == "RuntimeError: short"
