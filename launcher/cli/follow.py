@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,39 +25,48 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 
 
-def follow(
-    executor: Executor, ref: JobRef, plan: Plan, run: RunDir, inbox: SignalInbox, *, as_json: bool = False
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A plan that was submitted, and where it shows what it does."""
+
+    executor: Executor
+    ref: JobRef
+    plan: Plan
+    run: RunDir
+    console: Tail
+
+
+def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
     """Show a run until it has ended, pass requests to stop on, and return its exit code."""
-    watch(executor, ref, plan, run, inbox)
-    record = read_record(run, lambda _: False)
-    result = read_result(run)
+    watch(job, inbox)
+    record = read_record(job.run, lambda _: False)
+    result = read_result(job.run)
     exit_code = int(ExitCode.INTERNAL if result is None else result["exit_code"])
     if as_json:
-        fields = {"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref)}
-        text = json.dumps({**fields, "state": record.state, "exit_code": exit_code}, ensure_ascii=False) + "\n"
+        fields = {"run_id": job.run.run_id, "run_dir": str(job.run.path), "ref": str(job.ref)}
+        text = json.dumps({**fields, "state": record.state, "exit_code": exit_code}, ensure_ascii=False)
     else:
-        text = final_block(record, result, plan, cwd=Path.cwd()) + "\n"
-    Screen().lines(text.encode())
+        text = final_block(record, result, job.plan, cwd=Path.cwd())
+    Screen().lines(f"{text}\n".encode())
     return exit_code
 
 
-def watch(executor: Executor, ref: JobRef, plan: Plan, run: RunDir, inbox: SignalInbox) -> None:
+def watch(job: Job, inbox: SignalInbox) -> None:
     """Copy the console log to the terminal until the job is gone."""
-    screen, console, asked = Screen(), Tail(run.console), 0
+    screen, console, asked = Screen(), job.console, 0
     while True:
-        gone = executor.observe(ref).alive is False
+        gone = job.executor.observe(job.ref).alive is False
         # Read after the question, so that the last words of a job that is gone are all here.
         screen.lines(console.drain() if gone else console.read())
         if gone:
             break
         if screen.wants_status:
-            screen.status(_status(run))
+            screen.status(_status(job.run))
         for signum in inbox.wait(_POLL_S):
             asked += 1
             screen.clear()
-            print(stop_message(plan, asked), file=sys.stderr, flush=True)
-            executor.cancel(ref, signum=signum)
+            print(stop_message(job.plan, asked), file=sys.stderr, flush=True)
+            job.executor.cancel(job.ref, signum=signum)
     console.close()
     screen.clear()
 

@@ -21,31 +21,37 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="The last line of the output is one JSON object.")
 def resume(run: str, overrides: tuple[str, ...], nodes: int | None, detach: bool | None, as_json: bool) -> int:
     """Go on with RUN from its newest checkpoint; `train.until` is the total length."""
+    from launcher.runs.create import claimed
+    from launcher.runs.find import find_run
+
+    found = find_run(run)
+    with claimed(found):
+        return _resume(found, overrides, nodes, detach=bool(detach), as_json=as_json)
+
+
+def _resume(run: RunDir, overrides: tuple[str, ...], nodes: int | None, *, detach: bool, as_json: bool) -> int:
     from launcher.cli.run import refuse, show_json, submit
     from launcher.cli.runs import job_alive
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import get_executor
     from launcher.runs.create import record_event, resolved_recipe, update_plan
-    from launcher.runs.find import find_run
     from launcher.runs.load import read_plan, read_record
 
-    found = find_run(run)
-    record = read_record(found, job_alive)
+    record = read_record(run, job_alive)
     check_ended(record)
-    old = read_plan(found)
-    plan = _new_plan(found, old, overrides, nodes)
+    plan = _new_plan(run, read_plan(run), overrides, nodes)
     if already_complete(record, plan.recipe):
         if as_json:
-            show_json({"run_id": found.run_id, "run_dir": str(found.path), "state": record.state, "exit_code": 0})
+            show_json({"run_id": run.run_id, "run_dir": str(run.path), "state": record.state, "exit_code": 0})
         else:
-            print(f"{found.run_id} is already complete" + (f" at step {record.step}" if record.step else ""))
+            print(f"{run.run_id} is already complete" + (f" at step {record.step}" if record.step else ""))
         return 0
     executor = get_executor(plan.executor)
     refuse(executor, plan)
     with SignalInbox() as inbox:
-        update_plan(found, plan, resolved=resolved_recipe(plan))
-        record_event(found, "resumed", overrides=list(overrides))
-        return submit(plan, found, executor, inbox, detach=bool(detach), as_json=as_json)
+        update_plan(run, plan, resolved=resolved_recipe(plan))
+        record_event(run, "resumed", overrides=list(overrides))
+        return submit(plan, run, executor, inbox, detach=detach, as_json=as_json)
 
 
 def check_ended(record: RunRecord) -> None:

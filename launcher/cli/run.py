@@ -16,6 +16,7 @@ from launcher.cli.signals import SignalInbox
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, get_executor
 from launcher.runs.create import create, new_run_id, record_event, resolved_recipe
+from launcher.runs.follow import Tail, size_bytes
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -127,12 +128,14 @@ def show_plan(plan: Plan, facts: Facts, *, as_json: bool, verbose: bool) -> int:
 
 def submit(plan: Plan, run: RunDir, executor: Executor, inbox: SignalInbox, *, detach: bool, as_json: bool) -> int:
     """Start the agents of a plan, then stay with them or return. Returns the exit code."""
+    console = Tail(run.console, begin_bytes=size_bytes(run.console))  # a resume does not show the past again
     ref = executor.submit(plan, run, attached=not detach)
     record_event(run, "submitted", ref=str(ref))
     if not detach:
-        from launcher.cli.follow import follow  # imported while the agents start
+        from launcher.cli.follow import Job, follow  # imported while the agents start
 
-        return follow(executor, ref, plan, run, inbox, as_json=as_json)
+        job = Job(executor=executor, ref=ref, plan=plan, run=run, console=console)
+        return follow(job, inbox, as_json=as_json)
     if as_json:
         show_json({"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref)})
     else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +77,23 @@ def update_plan(run: RunDir, plan: Plan, *, resolved: Mapping[str, Any]) -> None
     run.resolved.write_text(_yaml(resolved), encoding="utf-8")
     run.plan.write_text(plan.to_json(), encoding="utf-8")
     run.stop_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def claimed(run: RunDir) -> Iterator[None]:
+    """Hold a run while it is resumed, so that two people do not start it twice. Raises Refused where another holds it.
+
+    The lock ends with this process, by whatever means; agents do not inherit it.
+    """
+    descriptor = os.open(run.token, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Refused([Problem(where=run.run_id, message="another `launch resume` of it is at work")]) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def next_number(run: RunDir) -> int:

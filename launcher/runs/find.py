@@ -39,7 +39,10 @@ class Pointer:
     @property
     def run(self) -> RunDir:
         """The place of the run. It may be gone."""
-        return RunDir(Path(json.loads(self.file.read_text(encoding="utf-8"))["run_dir"]))
+        try:
+            return RunDir(Path(json.loads(self.file.read_bytes())["run_dir"]))
+        except ValueError:
+            return RunDir(self.file)  # cut off by a full disk or a crash: shown as gone, and names itself
 
     @property
     def gone(self) -> bool:

@@ -7,10 +7,14 @@ from typing import BinaryIO
 
 
 class Tail:
-    """The whole lines that were added to a file since the last look. The file need not exist yet."""
+    """The whole lines that were added to a file since the last look. The file need not exist yet.
 
-    def __init__(self, path: Path) -> None:
+    `begin_bytes` is where the first look begins: `size_bytes(path)` leaves out what is there already.
+    """
+
+    def __init__(self, path: Path, *, begin_bytes: int = 0) -> None:
         self.path = path
+        self._begin_bytes = begin_bytes
         self._file: BinaryIO | None = None
         self._rest = b""
 
@@ -20,6 +24,7 @@ class Tail:
             if not self.path.exists():
                 return b""
             self._file = self.path.open("rb")
+            self._file.seek(self._begin_bytes)
         whole, end, self._rest = (self._rest + self._file.read()).rpartition(b"\n")
         return whole + end
 
@@ -33,3 +38,8 @@ class Tail:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def size_bytes(path: Path) -> int:
+    """The size of a file, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0

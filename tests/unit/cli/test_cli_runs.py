@@ -13,8 +13,9 @@ import pytest
 import runs_values as values
 from fake_executor import STARTS, Ends, FakeExecutor, Happens, Prints
 
+from launcher.runs.create import claimed
 from launcher.runs.events import read_events
-from launcher.runs.find import all_runs
+from launcher.runs.find import all_runs, state_folder
 from launcher.runs.rundir import RunDir
 
 Launch = Callable[..., Any]
@@ -71,11 +72,13 @@ def test_status_of_a_run_that_was_killed_says_so(launch: Launch, alive: RunDir, 
 
 def test_ls_shows_the_newest_and_what_is_gone(launch: Launch, done: RunDir, place: Place) -> None:
     shutil.rmtree(done.path)
+    (state_folder() / "20000101T000000.000000_cut-off.json").write_text("")
     lines = launch("ls").out.splitlines()
+    assert lines[2].split()[:2] == ["cut-off", "GONE"]
     assert lines[0].split() == ["RUN", "STATE", "AGE", "STEP", "WHY"]
     assert lines[1].split()[:2] == [done.run_id, "GONE"]
     fields = launch("ls", "--json").json
-    assert fields["total"] == 1
+    assert fields["total"] == 2
     assert fields["runs"][0]["run_dir"] == str(done.path)
 
 
@@ -181,8 +184,11 @@ def test_resume_goes_on_under_the_same_id_with_what_was_understood(
     place.signals.clear()
     monkeypatch.setattr(place, "script", (*STARTS, Ends("SUCCEEDED", "done", 0, {"attempts": 2})))
     monkeypatch.setattr(place, "stays", False)
+    alive.console.write_text("of the past\n")
     said = launch("resume", "last", "env.A=x", "--nodes", "1")
     assert said.code == 0, said.err
+    assert "of the past" not in said.out
+    assert "SUCCEEDED" in said.out
     first, second = place.plans
     assert (second.run_id, second.run_dir) == (first.run_id, first.run_dir)
     assert (second.worker.script, second.worker.cwd) == (first.worker.script, first.worker.cwd)
@@ -194,6 +200,15 @@ def test_resume_goes_on_under_the_same_id_with_what_was_understood(
     assert len(all_runs()) == 1
     launch("resume", "last")
     assert len(place.plans) == 2
+
+
+def test_a_run_is_resumed_by_one_person_at_a_time(launch: Launch, alive: RunDir, place: Place) -> None:
+    launch("cancel", "last")
+    with claimed(alive):
+        said = launch("resume", "last")
+    assert said.code == 3
+    assert "another `launch resume` of it is at work" in said.err
+    assert len(place.plans) == 1
 
 
 def test_a_mistake_in_a_resume_changes_nothing(launch: Launch, alive: RunDir, place: Place) -> None:

@@ -12,7 +12,7 @@ from fake_executor import STARTS, Ends, Happens
 from launcher.errors import RecipeError, Refused
 from launcher.runs.checkpoints import checkpoint_steps, find_checkpoint
 from launcher.runs.create import record_event
-from launcher.runs.follow import Tail
+from launcher.runs.follow import Tail, size_bytes
 from launcher.runs.load import newest_metrics, read_plan, read_record
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
@@ -31,6 +31,17 @@ def test_a_tail_gives_whole_lines_only_and_the_rest_at_the_end(tmp_path: Path) -
         assert tail.read() == b""
         assert tail.drain() == b"three\n"
     assert tail.drain() == b""
+    tail.close()
+
+
+def test_a_tail_may_begin_where_the_file_ends_now(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert size_bytes(path) == 0
+    path.write_text("past\n")
+    tail = Tail(path, begin_bytes=size_bytes(path))
+    with path.open("a") as file:
+        file.write("new\n")
+    assert tail.drain() == b"new\n"
     tail.close()
 
 
