@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ValidationError
+
 from launcher.recipe.catalog import Entry, Option, catalog
 from launcher.recipe.explain import show
 from launcher.recipe.hints import did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Entry as Written
 from launcher.recipe.nodes import Findings, Keys, Scalar, Table, child, dotted, present
 from launcher.recipe.schema import Recipe
-from launcher.recipe.typed import annotation_at, describe, fields_of, fits, section_of, typed
+from launcher.recipe.typed import annotation_at, annotation_of, describe, fields_of, fits, section_of, typed
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ def _check_value(written: Written, keys: Keys, option: Option, findings: Finding
 
 
 def _option_hint(root: Table, key: str, named: NamedKind, entry: Entry) -> str:
+    if key == "name":
+        return f"did you mean {named.key!r}?"
     options = [option.name for option in entry.options]
     valid = [*options, *sorted(_own_keys(named))]
     hint = unknown_key_hint(key, named.keys, valid, options_of(root))
@@ -159,7 +163,7 @@ def check_whole(root: Table, findings: Findings) -> None:
         verb = "is" if len(missing) == 1 else "are"
         findings.add(root.place, f"{' and '.join(missing)} {verb} missing, beside {given}")
     for key in SCRIPT_ONLY:
-        if present(root, key) and len(missing) < len(PARTS):
+        if _given(root, key) and len(missing) < len(PARTS):
             message = f"{key}: only a script has {key}, and this recipe trains a model"
             findings.add(root.entries[key].key, message, "leave it out, or name a `script`")
 
@@ -167,7 +171,7 @@ def check_whole(root: Table, findings: Findings) -> None:
 def _check_script(root: Table, findings: Findings) -> None:
     script = root.entries["script"]
     for key in JOB_ONLY:
-        if present(root, key):
+        if _given(root, key):
             message = f"{key}: this recipe runs a script ({script.place}), which is never combined with {key}"
             findings.add(root.entries[key].key, message, f"leave out {key}, or script")
     if isinstance(script.value, Scalar):
@@ -177,8 +181,33 @@ def _check_script(root: Table, findings: Findings) -> None:
             findings.add(script.place, f"script: {what}: {path}", "a path is relative to the file it is written in")
 
 
-PATHS = ("script", "workdir", "runs_dir")
+def _given(root: Table, key: str) -> bool:
+    """Whether a key says something else than its default does. The record of a run spells out every default."""
+    if not present(root, key):
+        return False
+    field = Recipe.model_fields[key]
+    value, default = typed(root.entries[key].value, annotation_of(field)), field.get_default()
+    if not isinstance(default, BaseModel):
+        return bool(value != default)
+    try:
+        return type(default).model_validate(value, strict=True) != default
+    except ValidationError:
+        return True
+
+
+PATHS: tuple[Keys, ...] = (("script",), ("workdir",), ("runs_dir",), ("checkpoint", "init_from"))
 """Keys that hold paths. They are relative to the file that says them; on the command line, to the current folder."""
+
+
+def written_paths(root: Table) -> Iterator[tuple[Keys, Path]]:
+    """Every path that was written, absolute. `init_from` may be the id of a run as well, which has no slash."""
+    for keys in PATHS:
+        section = section_at(root, keys[:-1])
+        entry = None if section is None else section.entries.get(keys[-1])
+        if entry is None or not isinstance(entry.value, Scalar) or entry.value.null:
+            continue
+        if keys != ("checkpoint", "init_from") or "/" in entry.value.text or entry.value.text[:1] in (".", "~"):
+            yield keys, absolute(entry.value)
 
 
 def absolute(node: Scalar) -> Path:

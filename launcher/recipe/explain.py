@@ -81,7 +81,8 @@ def _sentence(
         return _place(keys, root), f"{path}: {message}", hint
     if error["type"] == "string_pattern_mismatch":
         return _place(keys, root), f"{path}: {show(node)} does not fit", documentation(keys)
-    return _place(keys, root), f"{path}: {show(node)} is not {describe(wanted)}", _hint(keys, node, wanted)
+    kind = describe(wanted) if section_of(wanted) is None else "a section"
+    return _place(keys, root), f"{path}: {show(node)} is not {kind}", _hint(keys, node, wanted)
 
 
 def _hint(keys: Keys, node: Node, wanted: Any) -> str:
@@ -91,6 +92,8 @@ def _hint(keys: Keys, node: Node, wanted: Any) -> str:
     section = section_of(wanted)
     if section is not None:
         return _section_hint(keys, node, section)
+    if not isinstance(node, Scalar) and str in {member.type for member in members(wanted)}:
+        return "quote it where text is meant"
     return (_scalar_hint(node, wanted) if isinstance(node, Scalar) else "") or documentation(keys)
 
 

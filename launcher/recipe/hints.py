@@ -77,7 +77,7 @@ def unknown_key_hint(key: str, section: Keys, valid: Iterable[str], options: Map
     if near:
         return near
     elsewhere = difflib.get_close_matches(wanted, [*COMMON_NAMES, *map(_leaf, key_paths())], n=1, cutoff=0.8)
-    if elsewhere:
+    if elsewhere and not homes:
         known = elsewhere[0]
         paths = [path for path in key_paths() if _leaf(path) == known] or [COMMON_NAMES[known]]
         return f"did you mean {paths[0]!r}?"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from launcher.recipe.dump import escape
 from launcher.recipe.hints import did_you_mean, key_paths
 from launcher.recipe.nodes import Entry, Findings, Items, Keys, Node, Scalar, Table, dotted, from_python
 from launcher.recipe.schema import Recipe
@@ -100,7 +101,7 @@ def _plain(node: Node) -> Any:
         return [_plain(item) for item in node.values]
     if node.null:
         return None
-    return node.text.replace(_OPEN, "\\" + _OPEN) if node.literal else node.text
+    return escape(node.text) if node.literal else node.text
 
 
 def _with_defaults(written: dict[str, Any], section: type[BaseModel]) -> dict[str, Any]:

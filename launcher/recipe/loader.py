@@ -9,7 +9,6 @@ check    all of it, in one pass        explain, checks
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from launcher.recipe.checks import PATHS, absolute, check_named, check_whole, options_of, typed_options
+from launcher.recipe.checks import check_named, check_whole, options_of, typed_options, written_paths
+from launcher.recipe.dump import dump_yaml
 from launcher.recipe.explain import explain
 from launcher.recipe.hints import did_you_mean
 from launcher.recipe.interpolate import interpolate
@@ -105,9 +105,7 @@ def script_recipe(
     if args:
         nodes["args"] = Items(values, place)
     tree = Table({key: Entry(place, node) for key, node in nodes.items()}, place)
-    # JSON is YAML, and quotes what needs it
-    written = {"name": name, "script": str(script.resolve()), "args": list(args)}
-    text = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in written.items() if value)
+    text = dump_yaml({"name": name, "script": str(script.resolve()), **({"args": list(args)} if args else {})})
     return _finish(tree, overrides, flags, text=text, source=None, findings=Findings())
 
 
@@ -136,10 +134,8 @@ def _validate(tree: Table, failed: set[Keys], findings: Findings) -> Recipe | No
     data: dict[str, Any] = typed(tree, Recipe)
     for keys, value in typed_options(tree):
         _set(data, keys, value)
-    for key in PATHS:
-        node = tree.entries[key].value if key in tree.entries else None
-        if isinstance(node, Scalar) and not node.null:
-            data[key] = str(absolute(node))
+    for keys, path in written_paths(tree):
+        _set(data, keys, str(path))
     recipe = None
     try:
         recipe = Recipe.model_validate(data, strict=True)

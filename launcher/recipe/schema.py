@@ -152,7 +152,8 @@ class CheckpointSection(Section):
     best: Annotated[str, Field(pattern=r"^\S+ (min|max)$")] | None = None
     """The metric that decides which one is best, and its better end: `eval/accuracy max`, `eval/loss min`."""
     init_from: str | None = None
-    """Weights to start from (a run, or a checkpoint folder). First attempt only; the state of a run is never taken."""
+    """Weights to start from: a run, or a checkpoint folder (with a `/`, relative to this recipe). First attempt only;
+    the state of a run is never taken."""
 
 
 class WandbSection(Section):

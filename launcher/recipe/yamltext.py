@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ import yaml
 
 from launcher.recipe.nodes import Entry, Findings, Items, Keys, Node, Place, Scalar, Table, dotted
 from launcher.recipe.scalars import is_null, plain_value
+
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""YAML's own; `str.splitlines` knows more."""
 
 MAX_DEPTH = 40
 MAX_NODES = 50_000
@@ -23,9 +27,9 @@ def parse_yaml(text: str, start: Place, findings: Findings) -> Node | None:
         _syntax_error(error, text, start, findings)
         return None
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position)
-        column = error.position - (text.rfind("\n", 0, error.position) + 1)
-        findings.add(start.at(line + 1, column + 1), f"character {error.character!r} is not allowed in YAML")
+        before = _LINE_BREAK.split(text[: error.position])
+        place = start.at(len(before), len(before[-1]) + 1)
+        findings.add(place, f"character {chr(error.character)!r} is not allowed in YAML")
         return None
     except RecursionError:
         findings.add(start, "nested too deeply to be read")
@@ -128,7 +132,9 @@ def _syntax_error(error: yaml.MarkedYAMLError, text: str, start: Place, findings
 
 def _inside(text: str, line: int, column: int) -> tuple[int, int]:
     """A mark at the end of the text lies one line below it; the last written character is what a user can look at."""
-    lines = text.splitlines() or [""]
+    lines = _LINE_BREAK.split(text)
+    if not lines[-1] and lines[1:]:
+        del lines[-1]
     return (line, column) if line <= len(lines) else (len(lines), max(len(lines[-1]), 1))
 
 

@@ -1,0 +1,101 @@
+"""What ships: recipes, schema.json, and the commands that show them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from launcher.cli.recipes import KINDS, check, list_, schema
+from launcher.recipe.catalog import SOURCES
+from launcher.recipe.explain import field_docs
+from launcher.recipe.hints import COMMON_NAMES, key_paths
+from launcher.recipe.jsonschema import PATH, to_text
+from launcher.recipe.loader import load_recipe
+from launcher.recipe.schema import Recipe
+
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_that_ships_is_right(path: Path) -> None:
+    loaded = load_recipe(path)
+    assert loaded.text.startswith("# yaml-language-server: $schema=../launcher/recipe/schema.json\n")
+
+
+def test_the_first_recipe_is_the_one_of_the_readme() -> None:
+    recipe = load_recipe(ROOT / "recipes/mnist_ddp.yaml").recipe
+    assert (recipe.name, recipe.model.name, recipe.data.name) == ("mnist-ddp", "convnet", "mnist")
+    assert (recipe.data.global_batch_size, recipe.train.until.text) == (128, "8 epochs")
+    assert recipe.train.optimizer.options == {"lr": 2e-3}
+    assert (recipe.checkpoint.best, recipe.resources.threads) == ("eval/accuracy max", 1)
+
+
+def test_schema_json_is_current() -> None:
+    assert PATH.read_text("utf-8") == to_text(), "stale: python -m launcher.recipe.jsonschema"
+
+
+def test_schema_json_knows_names_options_and_docs() -> None:
+    parts = json.loads(PATH.read_text("utf-8"))["$defs"]
+    assert parts["ModelSection"]["properties"]["name"]["enum"] == ["convnet", "mlp"]
+    mlp = next(part["then"] for part in parts["ModelSection"]["allOf"] if "mlp" in str(part["if"]))
+    assert mlp["properties"]["hidden"]["type"] == "integer"
+    assert parts["TrainSection"]["properties"]["until"]["description"].startswith("The total length")
+    assert parts["CheckpointSection"]["properties"]["every"]["default"] == "1 epoch"
+
+
+def test_documentation_of_fields_is_read_from_the_schema() -> None:
+    assert field_docs(Recipe)["args"] == "Arguments of the script, unchanged."
+
+
+def test_words_of_other_tools_lead_to_keys_that_exist() -> None:
+    options = {f"train.optimizer.{name}" for name in ("lr", "weight_decay", "momentum")}
+    assert set(COMMON_NAMES.values()) <= {*key_paths(), *options}
+    assert not set(COMMON_NAMES) & set(key_paths())
+
+
+def test_check_lists_recipes_and_their_mistakes() -> None:
+    path = "recipes/mnist_ddp.yaml"
+    runner = CliRunner()
+    good = runner.invoke(check, [str(ROOT / path), "train.seed=3"])
+    assert (good.exit_code, good.output) == (0, f"ok  {ROOT / path}\n")
+    bad = runner.invoke(check, [str(RECIPES[0]), str(ROOT / "nowhere.yaml"), "train.sed=3"])
+    assert bad.exit_code == 2
+    assert "train.sed=3: unknown key 'sed' in train\n    hint: did you mean 'seed'?" in bad.stderr
+    assert "nowhere.yaml: there is no such file" in bad.stderr
+    assert runner.invoke(check, ["a.b=3"]).exit_code == 2
+
+
+def test_schema_prints_the_file() -> None:
+    assert CliRunner().invoke(schema, []).output == PATH.read_text("utf-8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_shows_every_kind(kind: str) -> None:
+    shown = CliRunner().invoke(list_, [kind])
+    assert shown.exit_code == 0
+    entries = json.loads(CliRunner().invoke(list_, [kind, "--json"]).output)
+    assert entries
+    for name, entry in entries.items():
+        assert f"{name}  {entry['description']}" in shown.output
+        assert all(f"    {option['name']}: {option['type']}" in shown.output for option in entry["options"])
+
+
+def test_list_knows_the_kinds_of_the_catalog() -> None:
+    assert set(KINDS) == set(SOURCES)
+    assert CliRunner().invoke(list_, ["colours"]).exit_code == 2
+
+
+def test_loading_a_recipe_imports_neither_torch_nor_omegaconf() -> None:
+    code = (
+        "import sys; from pathlib import Path; from launcher.recipe.loader import load_recipe;"
+        "load_recipe(Path('recipes/mnist_ddp.yaml'));"
+        "print(sorted({'torch', 'numpy', 'omegaconf', 'jobs', 'wandb', 'rich'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
