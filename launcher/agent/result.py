@@ -77,7 +77,7 @@ def _times(events: list[Event], summary: dict[str, Any]) -> dict[str, float]:
     begin = max((e["time"] for e in events if e["event"] in ("created", "resumed")), default=None)
     end = _last(events, "finished").get("time")
     training = next((e["time"] for e in events if e["event"] == "training_started" and e["time"] >= (begin or 0)), None)
-    times = dict(summary.get("time", {}))
+    times = dict(summary.get("times", {}))
     if begin is not None and end is not None:
         times["total_s"] = round(end - begin, 3)
     if begin is not None and training is not None:

@@ -1,0 +1,147 @@
+"""result.json: how a run ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs_values
+
+from launcher.agent.causes import Failure
+from launcher.agent.head import Finish
+from launcher.agent.result import make_result, write_result
+from launcher.planning.plan import Plan
+from launcher.runs.events import EventWriter
+from launcher.runs.rundir import RunDir
+from launcher.runs.states import Cause, RunState
+
+DONE = Finish(RunState.SUCCEEDED, Cause.DONE, 0, "all workers finished")
+FAILED = Finish(RunState.FAILED, Cause.WORKER_ERROR, 7, "boom; not restarted")
+FAILURE = Failure(
+    attempt=1,
+    node=1,
+    rank=1,
+    pid=77,
+    exit_code=7,
+    cause=Cause.WORKER_ERROR,
+    message="boom",
+    place="t.py:3 in main",
+    log="logs/attempt-1/node-1/rank-1.log",
+)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return runs_values.plan(tmp_path)
+
+
+def events(*named: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"event": name, "time": float(number), **fields} for number, (name, fields) in enumerate(named)]
+
+
+SUMMARY = {
+    "step": 632,
+    "samples_seen": 80896,
+    "world_size": 2,
+    "weights_sha256": "ab" * 32,
+    "metrics": {"eval/accuracy": 0.978},
+    "times": {"train_s": 17.2, "eval_s": 1.6, "save_s": 0.4},
+    "samples_per_s": 4050.0,
+}
+
+
+def test_of_a_training_that_finished(plan: Plan) -> None:
+    story = events(
+        ("created", {}),
+        ("training_started", {"attempt": 1}),
+        ("checkpoint_saved", {"step": 300, "best": True}),
+        ("checkpoint_saved", {"step": 632, "best": False}),
+        ("summary", {"attempt": 1, **SUMMARY}),
+        ("finished", {}),
+    )
+    result = make_result(plan, DONE, story, attempt=1, restarts=0, first=None)
+    assert result == {
+        "state": "SUCCEEDED",
+        "cause": "done",
+        "exit_code": 0,
+        "reason": "all workers finished",
+        "first_failure": None,
+        "step": 632,
+        "samples_seen": 80896,
+        "world_size": 2,
+        "metrics": {"eval/accuracy": 0.978},
+        "weights_sha256": "ab" * 32,
+        "attempts": 1,
+        "restarts": 0,
+        "samples_per_s": 4050.0,
+        "time": {"train_s": 17.2, "eval_s": 1.6, "save_s": 0.4, "start_s": 1.0, "total_s": 5.0},
+        "checkpoint": {"latest": 632, "best": 300},
+        "stop_reason": None,
+    }
+
+
+def test_of_a_failure_names_who_was_first_and_when(plan: Plan) -> None:
+    story = events(("created", {}), ("failure", {"pid": 76}), ("failure", {"pid": 77}), ("finished", {}))
+    result = make_result(plan, FAILED, story, attempt=1, restarts=0, first=FAILURE)
+    assert result["first_failure"] == {
+        "node": 1,
+        "rank": 1,
+        "cause": "worker_error",
+        "exit_code": 7,
+        "message": "boom",
+        "place": "t.py:3 in main",
+        "log": "logs/attempt-1/node-1/rank-1.log",
+        "time": 2.0,
+    }
+
+
+def test_a_failure_that_was_recovered_from_is_not_in_a_success(plan: Plan) -> None:
+    assert make_result(plan, DONE, [], attempt=2, restarts=1, first=FAILURE)["first_failure"] is None
+
+
+def test_the_summary_of_an_earlier_attempt_does_not_speak_for_a_later_one(plan: Plan) -> None:
+    story = events(("summary", {"attempt": 1, **SUMMARY}), ("checkpoint_saved", {"step": 632}))
+    result = make_result(plan, FAILED, story, attempt=2, restarts=1, first=None)
+    assert result["weights_sha256"] is None
+    assert result["samples_seen"] is None
+    assert result["step"] == 632  # of the newest checkpoint
+    assert result["metrics"] == {"eval/accuracy": 0.978}
+
+
+def test_of_a_script_that_says_nothing(plan: Plan) -> None:
+    result = make_result(plan, DONE, [], attempt=1, restarts=0, first=None)
+    assert result["step"] is None
+    assert result["checkpoint"] == {"latest": None, "best": None}
+    assert result["time"] == {}
+
+
+def test_times_are_those_of_the_newest_resume(plan: Plan) -> None:
+    story = events(
+        ("created", {}),
+        ("training_started", {}),
+        ("finished", {}),
+        ("resumed", {}),
+        ("training_started", {}),
+        ("finished", {}),
+    )
+    times = make_result(plan, DONE, story, attempt=2, restarts=0, first=None)["time"]
+    assert times == {"start_s": 1.0, "total_s": 2.0}
+
+
+def test_a_stop_keeps_its_reason(plan: Plan) -> None:
+    end = Finish(RunState.CANCELLED, Cause.CANCELLED, 75, "Ctrl-C")
+    story = events(("stop_requested", {"reason": "Ctrl-C"}))
+    assert make_result(plan, end, story, attempt=1, restarts=0, first=None)["stop_reason"] == "Ctrl-C"
+
+
+def test_is_written_whole(make_run: Callable[..., tuple[Plan, RunDir]]) -> None:
+    plan, run = make_run()
+    writer = EventWriter(run.path, "worker")
+    writer.write("summary", attempt=1, **SUMMARY)
+    writer.close()
+    write_result(run, plan, DONE, attempt=1, restarts=0, first=None)
+    assert json.loads(run.result.read_text())["weights_sha256"] == "ab" * 32
+    assert [path.name for path in run.path.glob("result*")] == ["result.json"]
