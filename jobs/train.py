@@ -241,7 +241,7 @@ def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Chec
         "world_size": world.size,
         "weights_sha256": weights,
         "metrics": dict(progress.metrics or {}),
-        "time": {
+        "times": {
             "train_s": round(times.train_s, 3),
             "eval_s": round(times.eval_s, 3),
             "save_s": round(times.save_s, 3),
@@ -254,7 +254,7 @@ def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Chec
 def last_summary(run_dir: RunDir) -> dict[str, Any]:
     """Times and rate of the attempt that did the work, for a run that was complete already."""
     summaries = [event for event in read_lines(run_dir.events / "worker.jsonl") if event["event"] == "summary"]
-    return {key: summaries[-1][key] for key in ("time", "samples_per_s")} if summaries else {}
+    return {key: summaries[-1][key] for key in ("times", "samples_per_s")} if summaries else {}
 
 
 if __name__ == "__main__":
