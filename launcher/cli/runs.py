@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -199,7 +200,11 @@ def _age(age_s: float) -> str:
 
 
 def _who() -> dict[str, str]:
-    import getpass
+    import pwd
     import socket
 
-    return {"host": socket.gethostname(), "user": getpass.getuser()}
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run under a number that has no name
+        user = str(os.getuid())
+    return {"host": socket.gethostname(), "user": user}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import launcher
 from launcher.errors import Problem, Refused
+from launcher.recipe.dump import dump_yaml
 from launcher.runs.events import EventWriter
 from launcher.runs.find import state_folder, write_pointer
 from launcher.runs.rundir import RunDir
@@ -57,7 +58,7 @@ def create(
     _make_folder(run)
     if recipe_text is not None:
         run.recipe.write_text(recipe_text, encoding="utf-8")
-    run.resolved.write_text(_yaml(resolved), encoding="utf-8")
+    run.resolved.write_text(dump_yaml(resolved), encoding="utf-8")
     run.plan.write_text(plan.to_json(), encoding="utf-8")
     _write_token(run.token)
     (run.path / "logs").mkdir()
@@ -74,7 +75,7 @@ def update_plan(run: RunDir, plan: Plan, *, resolved: Mapping[str, Any]) -> None
     for path in (run.plan, run.resolved, run.result):
         if path.exists():
             path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
-    run.resolved.write_text(_yaml(resolved), encoding="utf-8")
+    run.resolved.write_text(dump_yaml(resolved), encoding="utf-8")
     run.plan.write_text(plan.to_json(), encoding="utf-8")
     run.stop_file.unlink(missing_ok=True)
 
@@ -156,12 +157,6 @@ def _write_token(path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(os.urandom(32).hex())
-
-
-def _yaml(resolved: Mapping[str, Any]) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(dict(resolved), sort_keys=False, allow_unicode=True))
 
 
 def _git_diff(cwd: str) -> dict[str, Any]:

@@ -23,17 +23,24 @@ _SHOWN = 10
 class Pointer:
     """Where a run was made, and when. The name is read at once, the place when it is asked for."""
 
-    file: Path
+    folder: Path
+    name: str
+    """Of the file: `<time>_<run id>.json`. Ten thousand of these are made at once, so nothing is worked out before."""
+
+    @property
+    def file(self) -> Path:
+        """The pointer itself."""
+        return self.folder / self.name
 
     @property
     def run_id(self) -> str:
         """The id of the run, from the file's name."""
-        return self.file.name.partition("_")[2].removesuffix(".json")
+        return self.name.partition("_")[2].removesuffix(".json")
 
     @property
     def created_s(self) -> float:
         """When the run was made, in seconds since the epoch, from the file's name."""
-        stamp = datetime.strptime(self.file.name.partition("_")[0], _STAMP)
+        stamp = datetime.strptime(self.name.partition("_")[0], _STAMP)
         return stamp.replace(tzinfo=UTC).timestamp()
 
     @property
@@ -82,7 +89,7 @@ def all_runs() -> list[Pointer]:
     """The pointers of all runs, newest first. None of them is opened."""
     folder = state_root() / "runs"
     names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - ten thousand names, no Path for each
-    return [Pointer(folder / name) for name in sorted(names, reverse=True) if name.endswith(".json") and "_" in name]
+    return [Pointer(folder, name) for name in sorted(names, reverse=True) if name.endswith(".json") and "_" in name]
 
 
 def find_run(text: str) -> RunDir:

@@ -202,6 +202,19 @@ def test_resume_goes_on_under_the_same_id_with_what_was_understood(
     assert len(place.plans) == 2
 
 
+def test_arguments_come_back_unchanged_in_a_resume(
+    launch: Launch, place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """F003, F025: what looks like something else than text is text still."""
+    args = ["1e10", "no", "null", "${HOME}", "\\${x}", "a: b", "", "é\n", "-"]
+    monkeypatch.setattr(place, "script", (*STARTS, Ends("CANCELLED", "cancelled", 75)))
+    assert launch("train.py", "--name", "1e10", "--", *args).code == 75
+    monkeypatch.chdir(tmp_path)
+    assert launch("resume", "last").code == 75
+    assert [plan.worker.argv for plan in place.plans] == [tuple(args)] * 2
+    assert [plan.name for plan in place.plans] == ["1e10"] * 2
+
+
 def test_a_run_is_resumed_by_one_person_at_a_time(launch: Launch, alive: RunDir, place: Place) -> None:
     launch("cancel", "last")
     with claimed(alive):

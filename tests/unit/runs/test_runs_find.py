@@ -93,9 +93,9 @@ def test_ten_thousand_runs_are_sorted_and_searched_without_opening_one(runs_dir:
     for number in range(10_000):
         # Empty files: reading one would fail.
         os.close(os.open(folder / f"20261130T{number:06d}.000000_run-{number:05d}.json", os.O_CREAT | os.O_WRONLY))
-    begin = time.perf_counter()
+    begin = time.process_time()
     pointers = all_runs()
     with pytest.raises(RecipeError, match="1000 runs match"):
         find_run("run-01")
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 0.5
     assert [pointer.run_id for pointer in pointers[:2]] == ["run-09999", "run-09998"]
