@@ -1,8 +1,8 @@
 """What can go wrong before and around a run, and how it is said.
 
-    LaunchError                  a message for the user and an exit code; never shown with a traceback
-    |-- RecipeError     exit 2   the recipe or the command line is wrong; nothing was started
-    `-- Refused         exit 3   this place cannot run it; nothing was started
+LaunchError                  a message for the user and an exit code; never shown with a traceback
+|-- RecipeError     exit 2   the recipe or the command line is wrong; nothing was started
+`-- Refused         exit 3   this place cannot run it; nothing was started
 """
 
 from __future__ import annotations
