@@ -41,8 +41,8 @@ test: install  ## every test that this machine can run; the last lines say what 
 	$(PYTEST) -m process || status=$$?; \
 	exit $$status
 
-test-quick: install  ## unit, golden and contract tests without real processes
-	$(PYTEST) -n $(PARALLEL) -m 'not process' tests/unit tests/golden tests/contract
+test-quick: install  ## every test without real processes: unit, golden, contract
+	$(PYTEST) -n $(PARALLEL) -m 'not process'
 
 test-faults: install  ## tests that break things on purpose
 	@if [ -n "$(wildcard tests/faults/test_*.py)" ]; then $(PYTEST) -m process tests/faults; \
