@@ -45,7 +45,9 @@ class EventWriter:
         self._fd = os.open(folder / f"{writer}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def write(self, event: str, **fields: Any) -> Event:
-        """Append one event and return it."""
+        """Append one event and return it. Raises ValueError for a field with a name that every line has."""
+        if taken := {"time", "writer"} & fields.keys():
+            raise ValueError(f"{event}: {', '.join(sorted(taken))} belongs to every event, not to its fields")
         line: Event = {"time": round(time.time(), 4), "writer": self.writer, "event": event, **fields}
         os.write(self._fd, (json.dumps(line, ensure_ascii=False) + "\n").encode())
         return line
