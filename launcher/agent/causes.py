@@ -57,7 +57,7 @@ def classify(exit_code: int, error: dict[str, Any] | None) -> Cause:
         return Cause.USAGE
     if "FloatingPointError" in bases:
         return Cause.NAN
-    if _PEER_LOST.search(message):
+    if "PeerError" in bases or _PEER_LOST.search(message):  # jobs.world.PeerError: another rank could not do its part
         return Cause.PEER_LOST
     return Cause.WORKER_ERROR
 
