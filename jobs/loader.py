@@ -29,12 +29,17 @@ class Loader:
     """
 
     def __init__(self, samples: Samples, sampler: Sampler, *, samples_seen: int = 0, loader_workers: int = 0) -> None:
-        fetch = Fetch(samples, sampler.seed)
-        items = _Items(sampler, samples_seen)
+        self._fetch = Fetch(samples, sampler.seed)
+        self._items = _Items(sampler, samples_seen)
         if loader_workers:
-            self._batches: Iterator[Batch] | None = iter(_in_processes(fetch, items, sampler, loader_workers))
+            dataloader = _in_processes(self._fetch, self._items, sampler, loader_workers)
+            self._batches: Iterator[Batch] | None = iter(dataloader)
         else:
-            self._batches = map(fetch.__getitem__, items)
+            self._batches = map(self._fetch.__getitem__, self._items)
+
+    def peek(self) -> Batch:
+        """The first micro-batch, without taking it."""
+        return self._fetch[next(iter(self._items))]
 
     def take(self, count: int) -> Iterator[Batch]:
         """The next `count` micro-batches, each when it is asked for."""

@@ -110,6 +110,8 @@ class Trainer:
         Raises FloatingPointError, on all ranks at the same step, where the loss or the weights are not finite.
         """
         begin = time.perf_counter()
+        if not self.finished:
+            self._rehearse()
         self._rate.lap()
         while not stop and self._boundary() and self.progress.step < self._calendar.total_steps:
             stop = self._step()
@@ -118,6 +120,23 @@ class Trainer:
             self._save()
         self.times.train_s = time.perf_counter() - begin - self.times.eval_s - self.times.save_s
         return self.finished
+
+    def _rehearse(self) -> None:
+        """One forward and backward whose result is thrown away.
+
+        DDP orders its gradients anew after the first backward of a process. With three or more ranks the order of
+        their sums, and so the last bit, depends on it: a resumed run would differ from one that was not interrupted.
+        """
+        net = self._parts.net
+        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        inputs, targets = (tensor.to(self._parts.device) for tensor in self._parts.loader.peek())
+        self._seed()
+        with self._precision():
+            outputs = self._parts.wrapped(inputs)
+        torch.autograd.backward(loss_sum(outputs, targets))
+        self._parts.optimizer.zero_grad(set_to_none=True)
+        for name, buffer in net.named_buffers():
+            buffer.copy_(buffers[name])
 
     def _boundary(self) -> bool:
         """Between two steps: what is due. Returns False where a stop was agreed on."""
