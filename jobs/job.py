@@ -105,3 +105,10 @@ def place(name: str, *, attempt: int, root: Path) -> str:
     folder.mkdir(parents=True)
     (folder / _MARK).write_text(mark)
     return str(folder.resolve())
+
+
+def run_id(run_dir: RunDir, env: Mapping[str, str]) -> str:
+    """The id of the run outside its folder. By hand the folder's name and birth: such folders have the same name."""
+    if "LAUNCH_RUN_ID" in env:
+        return env["LAUNCH_RUN_ID"]
+    return f"{run_dir.run_id}-{int((run_dir.path / _MARK).stat().st_mtime):x}"

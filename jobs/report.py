@@ -63,12 +63,13 @@ class Rate:
         """Leave out a time in which nothing was trained."""
         self._since += pause_s
 
-    def lap(self) -> float:
+    def now(self) -> float:
         """The rate since the last lap, or the start."""
-        now = time.perf_counter()
-        rate = self._samples / max(1e-9, now - self._since)
-        self._samples, self._since = 0, now
-        return rate
+        return self._samples / max(1e-9, time.perf_counter() - self._since)
+
+    def lap(self) -> None:
+        """Begin again."""
+        self._samples, self._since = 0, time.perf_counter()
 
 
 def progress_line(

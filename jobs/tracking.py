@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import IO
 
-from jobs.job import Job
+from jobs.job import Job, run_id
 from launcher.runs.rundir import RunDir
 
 FINISH_S = 10.0
@@ -30,7 +30,7 @@ class Tracking:
             return None
         order = {
             "run_dir": str(run_dir.path),
-            "run_id": os.environ.get("LAUNCH_RUN_ID", run_dir.run_id),
+            "run_id": run_id(run_dir, os.environ),
             "attempt": job.attempt,
             "name": job.recipe.name,
             "wandb": tracking.wandb.model_dump(mode="json"),

@@ -229,23 +229,22 @@ class Trainer:
                 f"loss is {loss} at step {step} (samples_seen {values['samples_seen']}); "
                 f"try a lower train.optimizer.lr or a longer train.schedule.warmup"
             )
-        self._parts.report.metrics(step, {"train/loss": loss, **values})
-        if step % self._calendar.log_every == 0 or step == self._calendar.total_steps:
-            self._say_progress(step, loss, values["train/lr"])
-
-    def _say_progress(self, step: int, loss: float, lr: float) -> None:
-        calendar, rate = self._calendar, self._rate.lap()
+        calendar, rate = self._calendar, self._rate.now()
         left_s = (calendar.total_steps - step) * self._parts.sampler.global_batch_size / max(rate, 1e-9)
-        line = progress_line(
-            step=step,
-            total_steps=calendar.total_steps,
-            steps_per_epoch=calendar.steps_per_epoch,
-            loss=loss,
-            lr=lr,
-            samples_per_s=rate,
-            left_s=left_s,
-        )
-        self._parts.report.say(line)
+        speed = {"samples_per_s": round(rate, 1), "eta_s": round(left_s, 1)}
+        self._parts.report.metrics(step, {"train/loss": loss, **values, **speed})
+        if step % calendar.log_every == 0 or step == calendar.total_steps:
+            line = progress_line(
+                step=step,
+                total_steps=calendar.total_steps,
+                steps_per_epoch=calendar.steps_per_epoch,
+                loss=loss,
+                lr=values["train/lr"],
+                samples_per_s=rate,
+                left_s=left_s,
+            )
+            self._parts.report.say(line)
+            self._rate.lap()
 
     def _evaluate(self) -> bool:
         """Evaluate, on all ranks. Returns False where a stop was agreed on meanwhile."""

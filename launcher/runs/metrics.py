@@ -3,7 +3,8 @@
 Rank 0 appends, and nothing is ever rewritten, so after a restart some steps are there twice. Lines:
 
     {"attempt": 2, "resumed_from": 100}                              first line of an attempt
-    {"attempt": 2, "step": 101, "samples_seen": 12928, "train/loss": 0.31, "train/lr": 1.9e-03, "time": 1764...}
+    {"attempt": 2, "step": 101, "samples_seen": 12928, "train/loss": 0.31, "train/lr": 1.9e-03, "samples_per_s": 6512.0,
+     "eta_s": 10.1, "time": 1764...}
     {"attempt": 2, "step": 200, "eval/accuracy": 0.97, "eval/loss": 0.1, "time": 1764...}
 """
 
