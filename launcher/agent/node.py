@@ -119,7 +119,10 @@ class NodeAgent:
                 self._give_up(str(error))
                 return
             except OSError as error:
-                if time.monotonic() > deadline or self._pending_stops:
+                if self._pending_stops:  # and a head that is gone: the stop is what ended it
+                    self._leave()
+                    return
+                if time.monotonic() > deadline:
                     self._give_up(f"the head agent at {self._endpoint[0]}:{self._endpoint[1]} was not reached: {error}")
                     return
                 self._loop.run_until(lambda: bool(self._pending_stops), timeout_s=RECONNECT_S)
@@ -131,6 +134,9 @@ class NodeAgent:
 
     def _give_up(self, reason: str) -> None:
         LineFile(self._run.console).write(f"launch | node {self.node}: {reason}\n".encode())
+        self._leave()
+
+    def _leave(self) -> None:
         self.exit_code = 1
         self._orders.append({"type": "end"})
 
