@@ -7,6 +7,7 @@ without a word only commands of another program may stand in it, and `make` targ
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -116,6 +117,23 @@ def test_trainings_of_a_document_work_in_its_order(file: str, tmp_path: Path) ->
     for command in (each for each in COMMANDS if each.file == file and each.how == "train"):
         done = run(command, ROOT, TRAIN_LIMIT_S, LAUNCH_RUNS=str(tmp_path / "runs"))
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.process
+def test_the_demo_learns_on_two_agents(tmp_path: Path) -> None:
+    """The command of `make demo`, as it stands there."""
+    recipe = re.search(r"^demo:.*\n\t\$\(BIN\)/(launch .*)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert recipe
+    done = run(Command("Makefile", 0, recipe[1], "train"), ROOT, TRAIN_LIMIT_S, LAUNCH_RUNS=str(tmp_path / "runs"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 nodes (both on this machine: 2 agents)" in done.stdout
+    (result,) = (tmp_path / "runs").glob("*/result.json")
+    assert json.loads(result.read_text())["metrics"]["eval/accuracy"] >= 0.97
+
+
+def test_every_target_is_in_the_menu() -> None:
+    menu = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {line.split()[1] for line in menu.splitlines()} == make_targets()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
