@@ -20,15 +20,15 @@ help:  ## this list
 
 install: $(INSTALLED)  ## .venv with the launcher, PyTorch and the tools of development
 
-# .installing is there from the beginning of an installation to its end: what was interrupted is begun anew.
+# .installing is there from the making of .venv to the end of the first installation: what was interrupted is begun anew.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("launcher needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	@if [ -e $(VENV)/.installing ]; then rm -rf $(VENV); fi
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@touch $(VENV)/.installing
+	@has_pip() { $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
+	if ! has_pip; then $(PYTHON) -m venv $(VENV); has_pip || $(PYTHON) -m venv --clear $(VENV); touch $(VENV)/.installing; fi
 	@echo "installing into $(VENV) (PyTorch among it: some hundred MB, a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
-	@rm $(VENV)/.installing
+	@rm -f $(VENV)/.installing
 	@touch $@
 
 demo: install  ## train on handwritten digits, on two nodes (both on this machine)
