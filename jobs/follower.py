@@ -47,7 +47,7 @@ class Sent:
         return {
             name: value
             for name, value in record.items()
-            if name not in ("attempt", "step") and step > self._steps.get(_part(name), 0)
+            if name not in ("attempt", "step", "time", "eta_s") and step > self._steps.get(_part(name), 0)
         }
 
     def add(self, step: int, names: list[str]) -> None:

@@ -130,10 +130,10 @@ def train(job: Job, stop: StopRequest) -> int:
         previous = last_summary(run_dir) if already_complete else {}
         report.event("summary", **{**summary, **previous})
     report.close()
-    if tracking is not None:
-        tracking.finish(exit_code=0)
     dist.barrier()
     dist.destroy_process_group()
+    if tracking is not None:
+        tracking.finish(exit_code=0)  # now that nobody waits for this rank
     if world.rank == 0:
         print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
     return 0 if finished else STOPPED

@@ -117,7 +117,7 @@ Start = Callable[..., Ranks]
 
 @pytest.fixture
 def start(forker: Forker) -> Iterator[Start]:
-    """start(run_dir, recipe, ranks=2, attempt=1, env={}, load=[python files]) -> Ranks."""
+    """start(run_dir, recipe, ranks=2, attempt=1, env={}, load=[files to run first], path=[folders]) -> Ranks."""
     started: list[Ranks] = []
 
     def start_ranks(
@@ -128,18 +128,25 @@ def start(forker: Forker) -> Iterator[Start]:
         attempt: int = 1,
         local_size: int | None = None,
         env: dict[str, str] | None = None,
+        rank_env: dict[int, dict[str, str]] | None = None,
+        planned: int | None = None,
         load: list[str] | None = None,
+        path: list[str] | None = None,
     ) -> Ranks:
-        write_plan(run_dir, recipe, ranks)
+        write_plan(run_dir, recipe, planned or ranks)
         port = free_port()
         pids = []
         for rank in range(ranks):
+            variables = worker_env(
+                run_dir, rank=rank, ranks=ranks, local_size=local_size or ranks, port=port, attempt=attempt
+            )
             order = {
-                "env": {**worker_env(run_dir, rank, ranks, local_size or ranks, port, attempt), **(env or {})},
+                "env": {**variables, **(env or {}), **(rank_env or {}).get(rank, {})},
                 "argv": [],
                 "cwd": str(run_dir),
                 "log": str(run_dir / f"attempt-{attempt}-rank-{rank}.log"),
                 "load": load or [],
+                "path": path or [],
             }
             pids.append(forker.ask({"start": order})["pid"])
         group = Ranks(forker, run_dir, attempt, pids, set(pids))
@@ -161,7 +168,7 @@ def write_plan(run_dir: Path, recipe: dict[str, Any], ranks: int) -> None:
     (run_dir / "plan.json").write_text(json.dumps(plan))
 
 
-def worker_env(run_dir: Path, rank: int, ranks: int, local_size: int, port: int, attempt: int) -> dict[str, str]:
+def worker_env(run_dir: Path, *, rank: int, ranks: int, local_size: int, port: int, attempt: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),

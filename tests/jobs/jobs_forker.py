@@ -26,7 +26,8 @@ def become_worker(order: dict[str, Any]) -> int:
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
     os.setpgid(0, 0)
-    for module in order.get("load", []):
+    sys.path[:0] = order["path"]
+    for module in order["load"]:
         runpy.run_path(module)
     from jobs.train import main
 

@@ -24,7 +24,7 @@ def test_a_run_trains_to_its_end(start: Start, tmp_path: Path) -> None:
     assert complete(ranks.run_dir / "checkpoints") == ["step-220", "step-240"]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [2, 3])
 def test_killed_and_resumed_ends_with_the_same_weights(start: Start, tmp_path: Path, world: int) -> None:
     recipe = tiny(data={"global_batch_size": 12}, train={"until": "15 epochs"})
     whole = start(tmp_path / "whole", recipe, ranks=world)
@@ -42,3 +42,19 @@ def test_killed_and_resumed_ends_with_the_same_weights(start: Start, tmp_path: P
     assert steps_of(last.metrics) == steps_of(whole.metrics)
     losses = [[record["train/loss"] for record in read_metrics(ranks.metrics)] for ranks in (whole, last)]
     assert losses[0] == losses[1]
+
+
+def test_killed_inside_a_save_the_run_goes_on_from_the_one_before(start: Start, tmp_path: Path) -> None:
+    recipe = tiny(train={"until": "60 steps"}, checkpoint={"every": "10 steps"})
+    whole = start(tmp_path / "whole", recipe)
+    assert whole.wait() == [0, 0], whole.log()
+    checkpoints = tmp_path / "broken" / "checkpoints"
+    for attempt, victim in ((1, "step-20"), (2, "step-40")):
+        broken = start(tmp_path / "broken", recipe, attempt=attempt)
+        broken.until(lambda name=f"{victim}.tmp-{attempt}": (checkpoints / name).exists())  # type: ignore[misc]
+        broken.signal(signal.SIGKILL)
+        broken.wait()
+    last = start(tmp_path / "broken", recipe, attempt=3)
+    assert last.wait() == [0, 0], last.log()
+    assert last.weights == whole.weights
+    assert not list(checkpoints.glob("*.tmp-*"))
