@@ -27,7 +27,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@has_pip() { $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
 	if ! has_pip; then $(PYTHON) -m venv $(VENV); has_pip || $(PYTHON) -m venv --clear $(VENV); touch $(VENV)/.installing; fi
 	@echo "installing into $(VENV) (PyTorch among it: some hundred MB, a minute or two)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--config-settings editable_mode=compat -e '.[train,dev]'
 	@rm -f $(VENV)/.installing
 	@touch $@
 

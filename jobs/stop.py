@@ -27,9 +27,8 @@ class StopRequest:
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:
             signal.signal(number, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         # The agent starts a job with TERM blocked, so that a stop before this line is not lost.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

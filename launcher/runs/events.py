@@ -60,14 +60,30 @@ class EventWriter:
 def read_events(run_dir: Path) -> list[Event]:
     """All events of a run, in the order of their times (each writer's own order is kept)."""
     events = [event for path in sorted((run_dir / "events").glob("*.jsonl")) for event in read_lines(path)]
-    return sorted(events, key=lambda event: float(event.get("time", 0.0)))
+    return sorted((event for event in events if "event" in event), key=_time_s)
 
 
 def read_lines(path: Path) -> Iterator[Event]:
-    """The JSON objects of a file of JSON lines; an unfinished last line is left out."""
+    """The JSON objects of a file of JSON lines; an unfinished last line is left out.
+
+    So is a line that a crash of the machine has spoiled: it must not hide the rest of the run.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+            if line.endswith(b"\n") and (event := _parse(line)) is not None:
+                yield event
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _time_s(event: Event) -> float:
+    time_s = event.get("time")
+    return float(time_s) if isinstance(time_s, int | float) else 0.0

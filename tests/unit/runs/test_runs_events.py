@@ -37,3 +37,13 @@ def test_a_field_cannot_take_the_place_of_what_every_event_has(tmp_path: Path, n
 
 def test_without_events_there_are_none(tmp_path: Path) -> None:
     assert read_events(tmp_path) == []
+
+
+def test_a_spoiled_line_does_not_hide_the_rest(tmp_path: Path) -> None:
+    """Zeros after a power cut, half a line, something that is no event: `launch ls` goes on."""
+    writer = EventWriter(tmp_path, "head")
+    writer.write("first")
+    with (tmp_path / "events" / "head.jsonl").open("ab") as file:
+        file.write(b'\x00\x00\n[1]\n{"no": "event"}\n{"event": "odd", "time": {"a": 1}}\n{"half')
+    names = [event["event"] for event in read_events(tmp_path)]
+    assert sorted(names) == ["first", "odd"]
