@@ -80,10 +80,7 @@ class Checkpoints:
             shutil.rmtree(leftover)
         broken = []
         for name in reversed(complete(self.folder)):
-            try:
-                verify(self.folder / name)
-            except BrokenError as error:
-                print(f"checkpoint {name} is broken: {error}", flush=True)
+            if not self.is_intact(name):
                 broken.append(name)
                 continue
             for other in broken:
@@ -132,6 +129,15 @@ class Checkpoints:
             if metric in metrics:
                 scores.append((sign * metrics[metric], step_of(name), name))
         return max(scores)[2] if scores else None
+
+    def is_intact(self, name: str) -> bool:
+        """Whether a checkpoint reads back as it was written; says what does not."""
+        try:
+            verify(self.folder / name)
+        except BrokenError as error:
+            print(f"checkpoint {name} is broken: {error}", flush=True)
+            return False
+        return True
 
     def _commit(self, unfinished: Path, name: str, progress: Progress) -> int:
         state = {

@@ -91,45 +91,34 @@ def train(job: Job, stop: StopRequest) -> int:
     else:
         progress = Progress()
         initialise(job, net, meeting, group)
-    report = Reporter(run_dir, rank=world.rank, attempt=job.attempt, resumed_from=progress.step)
-    wrapped: nn.Module = registry.build(
-        "strategy", job.recipe.parallelism.name, job.recipe.parallelism.options, net, device
-    )
-    loader = Loader(data.train, sampler, samples_seen=progress.samples_seen, loader_workers=job.data.loader_workers)
     parts = Parts(
         world=world,
         device=device,
         net=net,
-        wrapped=wrapped,
+        wrapped=wrap(job, net, device),
         optimizer=optimizer,
         factor=make_schedule(job, calendar),
         sampler=sampler,
-        loader=loader,
+        loader=Loader(data.train, sampler, samples_seen=progress.samples_seen, loader_workers=job.data.loader_workers),
         evaluation=data.evaluation,
         checkpoints=checkpoints,
         group=group,
-        report=report,
+        report=Reporter(run_dir, rank=world.rank, attempt=job.attempt, resumed_from=progress.step),
         stop=stop,
         bf16=job.train.precision == "bf16",
         calendar=calendar,
     )
     trainer = Trainer(parts, progress, saved=resumed_from is not None)
+    already_complete = trainer.finished
     stopped = trainer.meet()
     say_start(job, parts, trainer, resumed_from)
-    tracking = Tracking.start(job, run_dir) if world.rank == 0 and not trainer.finished else None
-
-    already_complete = trainer.finished
+    tracking = Tracking.start(job, run_dir) if world.rank == 0 and not already_complete else None
     gc.collect()
     gc.freeze()  # what is here now stays: no collection has to look at it again
     finished = trainer.run(stop=stopped and not already_complete)
 
-    loader.close()
     weights = weights_sha256(net)
-    if world.rank == 0:
-        summary = make_summary(trainer, weights, world, checkpoints)
-        previous = last_summary(run_dir) if already_complete else {}
-        report.event("summary", **{**summary, **previous})
-    report.close()
+    report_end(parts, trainer, weights, previous=last_summary(run_dir) if already_complete else {})
     dist.barrier()
     dist.destroy_process_group()
     if tracking is not None:
@@ -186,6 +175,13 @@ def make_model(job: Job, device: torch.device) -> nn.Module:
     return net.to(device)
 
 
+def wrap(job: Job, net: nn.Module, device: torch.device) -> nn.Module:
+    """The network as the strategy shares it between the ranks."""
+    section = job.recipe.parallelism
+    wrapped: nn.Module = registry.build("strategy", section.name, section.options, net, device)
+    return wrapped
+
+
 def make_schedule(job: Job, calendar: Calendar) -> Any:
     """Step -> factor of the learning rate."""
     section = job.train.schedule
@@ -230,6 +226,14 @@ def say_start(job: Job, parts: Parts, trainer: Trainer, resumed_from: str | None
     report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {parts.world.size} ranks")
 
 
+def report_end(parts: Parts, trainer: Trainer, weights: str, *, previous: dict[str, Any]) -> None:
+    """Say how the attempt ended, and end what belongs to it."""
+    parts.loader.close()
+    if parts.world.rank == 0:
+        parts.report.event("summary", **{**make_summary(trainer, weights, parts.world, parts.checkpoints), **previous})
+    parts.report.close()
+
+
 def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Checkpoints) -> dict[str, Any]:
     """How the attempt ended."""
     progress, times = trainer.progress, trainer.times
@@ -248,6 +252,7 @@ def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Chec
         },
         "samples_per_s": round(trainer.samples_trained / train_s, 1),
         "checkpoint": f"checkpoints/{best}",
+        "checkpoint_verified": checkpoints.is_intact(best),
     }
 
 

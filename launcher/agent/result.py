@@ -53,6 +53,7 @@ def make_result(
         "checkpoint": {
             "latest": saved[-1]["step"] if saved else None,
             "best": next((event["step"] for event in reversed(saved) if event.get("best")), None),
+            "verified": summary.get("checkpoint_verified"),
         },
         "stop_reason": _last(events, "stop_requested").get("reason"),
     }

@@ -80,9 +80,18 @@ class _Supervisor:
         pid = os.fork()
         if pid == 0:
             proc.die_with_parent(parent)
+            self._close()
             _run_agent(self._plan, self._run, node, self._listener)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT)
         self._agents[node] = pid
+
+    def _close(self) -> None:
+        """In a forked agent: what is the supervisor's own is not for the agent, nor for its workers."""
+        os.close(signal.set_wakeup_fd(-1))
+        os.close(self._signals)
+        self._events.close()
+        if self._watch_fd is not None:
+            os.close(self._watch_fd)
 
     def _wait(self) -> None:
         fds = [self._signals] + ([self._watch_fd] if self._watch_fd is not None else [])
@@ -93,6 +102,7 @@ class _Supervisor:
                 if signum in _FORWARDED:
                     self._stop(signum, self._plan.limits.grace_s)
         if self._watch_fd in ready and not os.read(self._watch_fd, 1):
+            os.close(self._watch_fd)
             self._watch_fd = None
             self._stop(LAUNCHER_LOST_SIGNAL, LAUNCHER_LOST_GRACE_S)
 
@@ -138,7 +148,6 @@ def _run_agent(plan: Plan, run: RunDir, node: int, listener: socket.socket) -> N
     """The forked agent: first its zygote, while this process has neither thread nor socket of its own."""
     from launcher.agent.node import NodeAgent
 
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     endpoint = listener.getsockname()[:2]
     zygote_end = zygote.fork_zygote(close=[listener])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -135,7 +136,7 @@ class _Zygote:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
+            os.close(signal.set_wakeup_fd(-1))
             self._sock.close()
             os.close(self._child_ended)
             _become_worker(start, parent, fds)
@@ -179,9 +180,14 @@ def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int]) -> NoRet
     for target, fd in zip((1, 2), fds, strict=True):
         os.dup2(fd, target)
         os.close(fd)
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
     wrapper.leave(wrapper.guarded(lambda: _work(start), below=start.script), finish=start.module is None)
+
+
+def _unbuffered(fd: int) -> io.TextIOWrapper:
+    """A stream as `python -u` has it: what was printed is out, whatever happens next."""
+    raw = io.FileIO(fd, "w", closefd=False)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)  # type: ignore[type-var]
 
 
 def _work(start: WorkerStart) -> int | None:

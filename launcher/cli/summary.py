@@ -138,7 +138,8 @@ def _place(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) 
     line = f"run    {shown_path(Path(plan.run_dir), cwd)}"
     checkpoint = result.get("checkpoint") or {}
     if record.state is RunState.SUCCEEDED and checkpoint.get("best") is not None:
-        return f"{line}{_GAP}best checkpoint: step-{checkpoint['best']}"
+        verified = ", verified" if checkpoint.get("verified") else ""
+        return f"{line}{_GAP}best checkpoint: step-{checkpoint['best']}{verified}"
     newest = checkpoint.get("latest") or (record.checkpoints[-1].get("step") if record.checkpoints else None)
     return f"{line}{_GAP}checkpoint: step-{newest}" if newest is not None else line
 

@@ -16,7 +16,7 @@ worker, rank 0:
     training_started {attempt, step, resumed_from, total_steps, steps_per_epoch} ·
     checkpoint_saved {attempt, step, path, time_s, size_bytes, best} ·
     summary {attempt, step, samples_seen, world_size, weights_sha256, metrics, times: {train_s, eval_s, save_s},
-             samples_per_s, checkpoint} ·
+             samples_per_s, checkpoint, checkpoint_verified} ·
     tracking {attempt, wandb: {mode, id, dir, sync}}
 
 Every line also has `time` (seconds since the epoch, of its writer), `event` and `writer`: names that no field may take.

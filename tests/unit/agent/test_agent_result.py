@@ -50,6 +50,7 @@ SUMMARY = {
     "metrics": {"eval/accuracy": 0.978},
     "times": {"train_s": 17.2, "eval_s": 1.6, "save_s": 0.4},
     "samples_per_s": 4050.0,
+    "checkpoint_verified": True,
 }
 
 
@@ -78,7 +79,7 @@ def test_of_a_training_that_finished(plan: Plan) -> None:
         "restarts": 0,
         "samples_per_s": 4050.0,
         "time": {"train_s": 17.2, "eval_s": 1.6, "save_s": 0.4, "start_s": 1.0, "total_s": 5.0},
-        "checkpoint": {"latest": 632, "best": 300},
+        "checkpoint": {"latest": 632, "best": 300, "verified": True},
         "stop_reason": None,
     }
 
@@ -114,7 +115,7 @@ def test_the_summary_of_an_earlier_attempt_does_not_speak_for_a_later_one(plan: 
 def test_of_a_script_that_says_nothing(plan: Plan) -> None:
     result = make_result(plan, DONE, [], attempt=1, restarts=0, first=None)
     assert result["step"] is None
-    assert result["checkpoint"] == {"latest": None, "best": None}
+    assert result["checkpoint"] == {"latest": None, "best": None, "verified": None}
     assert result["time"] == {}
 
 

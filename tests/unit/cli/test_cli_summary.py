@@ -38,7 +38,7 @@ RESULT: dict[str, Any] = {
     "restarts": 0,
     "samples_per_s": 4050.4,
     "time": {"total_s": 21.2, "start_s": 1.31, "train_s": 17.2, "eval_s": 1.6, "save_s": 0.44},
-    "checkpoint": {"latest": 632, "best": 632},
+    "checkpoint": {"latest": 632, "best": 632, "verified": True},
     "stop_reason": None,
 }
 FAILURE = {
