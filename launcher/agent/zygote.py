@@ -187,7 +187,7 @@ def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int]) -> NoRet
 def _unbuffered(fd: int) -> io.TextIOWrapper:
     """A stream as `python -u` has it: what was printed is out, whatever happens next."""
     raw = io.FileIO(fd, "w", closefd=False)
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)  # type: ignore[type-var]
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def _work(start: WorkerStart) -> int | None:

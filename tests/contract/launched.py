@@ -76,7 +76,8 @@ class Launched:
         return [path.parent for path in self.runs.glob(f"{self.name}-*/token")]
 
     def _is_over(self) -> bool:
-        return any((folder / "result.json").exists() for folder in self._folders())
+        names = [event["event"] for folder in self._folders() for event in read_events(folder)]
+        return names.count("supervisor_ended") > names.count("resumed")
 
     @property
     def run_id(self) -> str:
