@@ -111,10 +111,10 @@ class Launched:
         found: list[Event] = self.until(lambda: self.happened(name, **fields), limit_s)
         return found[0]
 
-    def wait_for_marks(self, name: str, ranks: int, attempt: int = 1) -> list[int]:
+    def wait_for_marks(self, name: str, ranks: int, attempt: int = 1, limit_s: float = LIMIT_S) -> list[int]:
         """Wait for the notes of all ranks; return their pids by rank."""
         paths = [self.run.path / f"{name}.{rank}.{attempt}" for rank in range(ranks)]
-        self.until(lambda: all(path.exists() for path in paths))
+        self.until(lambda: all(path.exists() for path in paths), limit_s)
         return [int(path.read_text()) for path in paths]
 
     def let(self, name: str) -> None:

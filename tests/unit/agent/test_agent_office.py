@@ -1,0 +1,229 @@
+"""The head among its connections: who joins, who is told what, what is written down."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from conftest import TOKEN
+
+from launcher.agent.channel import Connection, connect, listen
+from launcher.agent.loop import Loop
+from launcher.agent.office import HeadOffice
+from launcher.planning.plan import Plan
+from launcher.runs.events import EventWriter, read_events
+from launcher.runs.rundir import RunDir
+
+LIMIT_S = 20.0
+MakeRun = Callable[..., tuple[Plan, RunDir]]
+
+
+class Office:
+    """An office whose loop the test runs; node 0 is the test itself."""
+
+    def __init__(self, plan: Plan, run: RunDir) -> None:
+        self.plan, self.run, self.loop = plan, run, Loop()
+        self.loop.every(0.01, lambda: None)
+        self.listener = listen("127.0.0.1")
+        self.to_self: list[dict[str, Any]] = []
+        self.office = HeadOffice(plan, run, self.loop, self.listener, to_self=self.to_self.append)
+        self.peers: list[Peer] = []
+
+    def until(self, done: Callable[[], Any]) -> None:
+        assert self.loop.run_until(lambda: bool(done()), timeout_s=LIMIT_S), "it did not happen"
+
+    def peer(self, node: int, host: str = "n1") -> Peer:
+        peer = Peer(self)
+        self.peers.append(peer)
+        peer.connection.send({"type": "join", "node": node, "host": host})
+        return peer
+
+    def join_self(self) -> None:
+        self.office.join_self("n0")
+        self.office.hear_self({"type": "ready"})
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.run.path) if event["event"] == name]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return dict(json.loads(self.run.result.read_text()))
+
+
+class Peer:
+    """The agent of another node; hears on the same loop."""
+
+    def __init__(self, office: Office) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(self._connect, office)
+            office.until(future.done)
+        self.connection: Connection = future.result()
+        self.heard: list[str] = []
+        self.ended: list[str] = []
+        self.connection.on_message = lambda message: self.heard.append(message["type"])
+        self.connection.on_end = self.ended.append
+        self.loop = self._loop
+
+    def _connect(self, office: Office) -> Connection:
+        self._loop = Loop()
+        return connect(office.listener.getsockname()[:2], TOKEN, self._loop, timeout_s=LIMIT_S)
+
+    def until_heard(self, office: Office, *kinds: str) -> None:
+        def heard() -> bool:
+            self.loop.run_until(lambda: False, timeout_s=0.01)
+            return self.heard == list(kinds)
+
+        office.until(heard)
+
+
+@pytest.fixture
+def office(make_run: MakeRun) -> Iterator[Office]:
+    office = Office(*make_run())
+    yield office
+    for peer in office.peers:
+        peer.connection.end("the test is over")
+    office.listener.close()
+
+
+def test_two_nodes_join_and_start_and_end(office: Office) -> None:
+    office.join_self()
+    peer = office.peer(1)
+    peer.until_heard(office, "welcome")
+    peer.connection.send({"type": "ready"})
+    peer.until_heard(office, "welcome", "start")
+    assert [message["type"] for message in office.to_self] == ["welcome", "start"]
+    assert office.to_self[1]["master_port"] > 0
+    peer.connection.send({"type": "done", "attempt": 1, "exit_codes": {"1": 0}})
+    office.office.hear_self({"type": "done", "attempt": 1, "exit_codes": {"0": 0}})
+    peer.until_heard(office, "welcome", "start", "end")
+    assert office.result["state"] == "SUCCEEDED"
+    assert [event["node"] for event in office.events("node_joined")] == [0, 1]
+
+
+def test_two_agents_with_the_same_node_rank_end_the_run_at_once(office: Office) -> None:
+    """F092"""
+    office.join_self()
+    first = office.peer(1, "n1")
+    first.until_heard(office, "welcome")
+    second = office.peer(1, "n7")
+    second.until_heard(office, "refused")
+    first.until_heard(office, "welcome", "kill")
+    office.office.hear_self({"type": "ready"})
+    first.connection.send({"type": "ready"})
+    first.until_heard(office, "welcome", "kill", "end")
+    assert office.result["state"] == "FAILED"
+    assert office.result["cause"] == "rendezvous"
+    assert "node rank 1 was claimed twice: by n1 and by n7" in office.result["reason"]
+    assert "claimed twice" in office.run.console.read_text()
+
+
+def test_a_second_node_0_ends_the_run_at_once(office: Office) -> None:
+    """F092: the same configuration on each node."""
+    office.join_self()
+    second = office.peer(0, "n7")
+    second.until_heard(office, "refused")
+    office.office.hear_self({"type": "ready"})
+    assert "node rank 0 was claimed twice: by n0 and by n7" in office.result["reason"]
+
+
+@pytest.mark.parametrize("node", [2, -1, "1", None])
+def test_a_node_that_is_not_in_the_plan_is_refused_and_the_run_goes_on(office: Office, node: Any) -> None:
+    office.join_self()
+    stray = office.peer(node)
+    stray.until_heard(office, "refused")
+    assert not office.run.result.exists()
+
+
+def test_the_successor_of_an_agent_that_died_is_not_taken_for_a_double(office: Office) -> None:
+    """Even when it is there before the end of the first one was noticed."""
+    office.join_self()
+    first = office.peer(1)
+    first.until_heard(office, "welcome")
+    first.connection.send({"type": "ready"})
+    first.until_heard(office, "welcome", "start")
+    successor = Peer(office)
+    office.peers.append(successor)
+    first.connection.end("killed")
+    successor.connection.send({"type": "join", "node": 1, "host": "n1"})
+    successor.until_heard(office, "welcome")
+    assert [event["reason"] for event in office.events("node_lost")] == ["closed by the other side"]
+    assert not office.run.result.exists()
+
+
+def test_strangers_are_written_down(office: Office) -> None:
+    with socket.create_connection(office.listener.getsockname()[:2]) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        office.until(lambda: office.events("stranger_refused"))
+    (event,) = office.events("stranger_refused")
+    assert event["reason"] == "did not answer the challenge"
+
+
+def test_the_stop_file_is_there_before_anybody_is_told(office: Office) -> None:
+    office.join_self()
+    peer = office.peer(1)
+    peer.connection.send({"type": "ready"})
+    peer.until_heard(office, "welcome", "start")
+    there = []
+    office.office._to_self = lambda message: there.append((message["type"], office.run.stop_file.exists()))
+    peer.connection.send({"type": "stop", "reason": "TERM", "signum": 15, "grace_s": None})
+    peer.until_heard(office, "welcome", "start", "stop")
+    assert there == [("stop", True)]
+
+
+def test_a_head_that_takes_over_counts_on_from_the_events(make_run: MakeRun) -> None:
+    plan, run = make_run()
+    past = EventWriter(run.path, "head")
+    past.write("created")
+    past.write("attempt_started", attempt=1)
+    past.write("restarting", restarts=1)
+    past.write("attempt_started", attempt=2)
+    past.close()
+    office = Office(plan, run)
+    assert [event["cause"] for event in office.events("failure")] == ["node_lost"]
+    office.join_self()
+    peer = office.peer(1)
+    peer.connection.send({"type": "ready"})
+    peer.until_heard(office, "welcome", "start")
+    assert office.to_self[-1]["attempt"] == 3
+    assert office.to_self[-1]["restarts"] == 2
+    peer.connection.end("the test is over")
+    office.listener.close()
+
+
+def test_a_resume_begins_with_a_fresh_budget_and_the_next_attempt(make_run: MakeRun) -> None:
+    plan, run = make_run()
+    past = EventWriter(run.path, "head")
+    for event, fields in (
+        ("created", {}),
+        ("attempt_started", {"attempt": 1}),
+        ("restarting", {"restarts": 1}),
+        ("attempt_started", {"attempt": 2}),
+        ("finished", {}),
+        ("resumed", {}),
+    ):
+        past.write(event, **fields)
+    past.close()
+    office = Office(plan, run)
+    assert office.events("failure") == []
+    office.join_self()
+    peer = office.peer(1)
+    peer.connection.send({"type": "ready"})
+    peer.until_heard(office, "welcome", "start")
+    assert (office.to_self[-1]["attempt"], office.to_self[-1]["restarts"]) == (3, 0)
+    peer.connection.end("the test is over")
+    office.listener.close()
+
+
+def test_the_port_of_an_attempt_is_held_and_another_one_each_time(office: Office) -> None:
+    first = office.office._pick_port()
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("", first))
+    with socket.socket() as store:  # what torch's store does
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind(("", first))
+        store.listen()
+        assert office.office._pick_port() != first
