@@ -6,6 +6,7 @@ import ctypes
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.util import _run_finalizers, get_temp_dir  # type: ignore[attr-defined]
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from jobs.data.base import Batch, Samples
 from jobs.sampler import Sampler, derive_seed
 
-_Item = tuple[int, Tensor]
+_Item = tuple[int, Tensor | list[int]]
 """An epoch, and indices of samples."""
 _PR_SET_PDEATHSIG = 1
 
@@ -30,8 +31,10 @@ class Loader:
 
     def __init__(self, samples: Samples, sampler: Sampler, *, samples_seen: int = 0, loader_workers: int = 0) -> None:
         self._fetch = Fetch(samples, sampler.seed)
-        self._items = _Items(sampler, samples_seen)
+        self._items = _Items(sampler, samples_seen, as_lists=loader_workers > 0)  # tensors travel by descriptor: slow
+        self._in_processes = loader_workers > 0
         if loader_workers:
+            get_temp_dir()  # made before them, the loader processes use ours and leave none of their own behind
             dataloader = _in_processes(self._fetch, self._items, sampler, loader_workers)
             self._batches: Iterator[Batch] | None = iter(dataloader)
         else:
@@ -50,6 +53,8 @@ class Loader:
     def close(self) -> None:
         """End the loader processes."""
         self._batches = None  # the iterator of a DataLoader ends its processes when it is collected
+        if self._in_processes:
+            _run_finalizers()  # removes that folder: under our agent no interpreter does it at the end
 
 
 class Fetch(Dataset[Batch]):
@@ -61,7 +66,7 @@ class Fetch(Dataset[Batch]):
         self._draws: bool = getattr(samples, "draws", True)
 
     def __getitem__(self, item: _Item) -> Batch:
-        epoch, indices = item
+        epoch, indices = item[0], torch.as_tensor(item[1])
         if self._at_once is not None:
             if self._draws:
                 self._seed_sample(epoch, int(indices[0]))
@@ -91,15 +96,15 @@ def seed_all(seed: int) -> None:
 class _Items:
     """What is to be fetched, in order."""
 
-    def __init__(self, sampler: Sampler, samples_seen: int) -> None:
-        self._sampler, self._samples_seen = sampler, samples_seen
+    def __init__(self, sampler: Sampler, samples_seen: int, *, as_lists: bool) -> None:
+        self._sampler, self._samples_seen, self._as_lists = sampler, samples_seen, as_lists
 
     def __iter__(self) -> Iterator[_Item]:
         seen = self._samples_seen
         while True:
             share = self._sampler.share(seen)
             for indices in share.micro_batches:
-                yield share.epoch, indices
+                yield share.epoch, indices.tolist() if self._as_lists else indices
             seen += share.global_count
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 LINEAR = {"name": "mlp", "in_features": 20, "layers": 0, "classes": 4}
 
 DATASETS = """
-import os, time, torch
+import os, signal, time, torch
 from jobs.data.base import Data, TensorSamples
 from jobs.registry import dataset
 
@@ -29,6 +29,8 @@ class Slow:
         open(os.environ["PREPARING"], "w").close()
         time.sleep(float(os.environ["PREPARE_S"]))
     def load(self):
+        if os.environ.get("STOP_IN_LOAD") == os.environ["RANK"]:
+            os.kill(os.getpid(), signal.SIGTERM)
         inputs = torch.randn(64, 20, generator=torch.Generator().manual_seed(0))
         return Data(TensorSamples(inputs, (inputs[:, 0] > 0).long()))
 
@@ -113,16 +115,15 @@ def test_a_finished_run_started_again_is_complete_already(start: Start, tmp_path
 
 
 def test_a_stop_before_the_first_step_saves_it(start: Start, tmp_path: Path, datasets: list[str]) -> None:
-    ranks = start(
-        tmp_path / "run",
-        slow(train={"until": "4000 steps"}),
-        load=datasets,
-        env={"PREPARING": os.devnull, "PREPARE_S": "0"},
-    )
-    ranks.until(lambda: "starting" in ranks.log())
-    ranks.signal(signal.SIGTERM)
+    env = {"PREPARING": os.devnull, "PREPARE_S": "0"}
+    whole = start(tmp_path / "whole", slow(), load=datasets, env=env)
+    ranks = start(tmp_path / "run", slow(), load=datasets, env={**env, "STOP_IN_LOAD": "1"})
+    assert whole.wait() == [0, 0], whole.log()
     assert ranks.wait() == [75, 75], ranks.log()
-    assert complete(ranks.run_dir / "checkpoints")
+    assert complete(ranks.run_dir / "checkpoints") == ["step-0"]
+    resumed = start(tmp_path / "run", slow(), attempt=2, load=datasets, env=env)
+    assert resumed.wait() == [0, 0], resumed.log()
+    assert resumed.weights == whole.weights
 
 
 def test_a_stop_while_data_is_prepared_leaves_at_once(start: Start, tmp_path: Path, datasets: list[str]) -> None:
@@ -191,8 +192,11 @@ def test_loader_processes_change_nothing_and_die_with_their_rank(start: Start, t
     plain = start(tmp_path / "plain", recipe)
     assert plain.wait() == [0, 0], plain.log()
     recipe["data"]["loader_workers"] = 2
-    loading = start(tmp_path / "loading", recipe)
+    sockets = tmp_path / "t"
+    sockets.mkdir()
+    loading = start(tmp_path / "loading", recipe, env={"TMPDIR": str(sockets)})
     assert loading.wait() == [0, 0], loading.log()
+    assert not list(sockets.iterdir())
     assert loading.weights == plain.weights
     recipe["train"]["until"] = "9000 epochs"
     killed = start(tmp_path / "killed", recipe)
