@@ -12,12 +12,12 @@ def convnet(
     *,
     in_channels: int = 1,
     image_size: int = 28,
-    channels: int = 16,
+    channels: int = 24,
     hidden: int = 128,
     classes: int = 10,
     dropout: float = 0.0,
 ) -> nn.Module:
-    """Two convolutions with pooling and two linear layers, for small square images.
+    """Two convolutions, a pooling and two linear layers, for small square images.
 
     Args:
         in_channels: Colour channels of an image.
@@ -27,13 +27,14 @@ def convnet(
         classes: Number of classes.
         dropout: Share of the hidden values that is dropped in training.
     """
-    side = _after_convolution(_after_convolution(image_size))
+    side = ((image_size - 5) // 2 + 1 - 2) // 2
     if side < 1:
-        raise ValueError(f"model.image_size: {image_size} pixels are too few for two 3x3 convolutions with pooling")
+        raise ValueError(
+            f"model.image_size: {image_size} pixels are too few for a 5x5 and a 3x3 convolution with pooling"
+        )
     return nn.Sequential(
-        nn.Conv2d(in_channels, channels, kernel_size=3),
+        nn.Conv2d(in_channels, channels, kernel_size=5, stride=2),
         nn.ReLU(),
-        nn.MaxPool2d(2),
         nn.Conv2d(channels, 2 * channels, kernel_size=3),
         nn.ReLU(),
         nn.MaxPool2d(2),
@@ -43,7 +44,3 @@ def convnet(
         *([nn.Dropout(dropout)] if dropout else []),
         nn.Linear(hidden, classes),
     )
-
-
-def _after_convolution(size: int) -> int:
-    return (size - 2) // 2
