@@ -37,13 +37,14 @@ def test_a_worker_has_every_variable_of_torchrun_and_ours(launch: Launch, recipe
     assert run.run.token.read_text() not in json.dumps(seen)
 
 
-@pytest.mark.parametrize("preload", [True, False])
-def test_a_worker_inherits_no_descriptor_of_ours(launch: Launch, recipe: Recipe, preload: bool) -> None:
+def test_a_worker_inherits_no_descriptor_of_ours(launch: Launch, recipe: Recipe) -> None:
     """A socket of the agent's in a worker would keep peers from noticing the agent's end."""
-    run = launch(recipe(SAYS, preload=preload))
-    assert run.wait() == 0, run.text
-    for rank in range(2):
-        assert json.loads(run.log(rank))["fds"] == [0, 1, 2, 3], "more than the standard ones and the listing itself"
+    runs = [launch(recipe(SAYS, name=f"preload-{preload}", preload=preload)) for preload in (True, False)]
+    for run in runs:
+        assert run.wait() == 0, run.text
+        for rank in range(2):
+            seen = json.loads(run.log(rank))["fds"]
+            assert seen == [0, 1, 2, 3], "more than the standard ones and the listing itself"
 
 
 def test_threads_follow_from_the_cores_that_may_be_used(launch: Launch, recipe: Recipe) -> None:
