@@ -19,7 +19,7 @@ from launcher.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.process
 
-STEPS = 400
+STEPS = 200
 RECIPE: dict[str, Any] = {
     "name": "tiny",
     "model": {"name": "mlp", "in_features": 20, "hidden": 16, "classes": 4, "dropout": 0.1},
@@ -32,7 +32,7 @@ RECIPE: dict[str, Any] = {
         "global_batch_size": 16,
     },
     "train": {"until": f"{STEPS} steps", "optimizer": {"name": "adamw", "lr": 0.01}, "eval_every": "50 epochs"},
-    "checkpoint": {"every": "40 steps", "keep": 2},
+    "checkpoint": {"every": "20 steps", "keep": 2},
     "resources": {"nodes": 2, "nproc_per_node": 1, "threads": 1},
     "tracking": {"wandb": {"mode": "disabled"}},
 }
@@ -69,7 +69,7 @@ def test_a_worker_killed_in_the_middle_of_the_training_changes_nothing(
 ) -> None:
     """F005: the end is the same, there is one W&B run, and each step is there once."""
     run = launch(recipe_file, "tracking.wandb.mode=offline")
-    run.wait_for_event("checkpoint_saved", step=80)
+    run.wait_for_event("checkpoint_saved", step=40)
     (worker,) = run.happened("worker_started", rank=1)
     os.kill(worker["pid"], signal.SIGKILL)
     assert run.wait() == 0, run.text
@@ -80,7 +80,7 @@ def test_a_worker_killed_in_the_middle_of_the_training_changes_nothing(
     assert losses(run.run.path) == undisturbed["losses"]
     assert list(undisturbed["losses"]) == list(range(1, STEPS + 1))
     second = run.happened("training_started")[1]
-    assert second["step"] >= 80, "it went on from a checkpoint"
+    assert second["step"] >= 40, "it went on from a checkpoint"
     ids = {re.sub(r"^offline-run-\d+_\d+-", "", path.name) for path in run.run.path.glob("wandb/offline-run-*")}
     assert ids == {run.run_id}
 
@@ -90,12 +90,12 @@ def test_a_stop_saves_everywhere_and_resume_ends_with_the_same_weights(
 ) -> None:
     """F022: and `until` is a total, so only a longer one trains on."""
     run = launch(recipe_file)
-    run.wait_for_event("checkpoint_saved", step=80)
+    run.wait_for_event("checkpoint_saved", step=40)
     run.signal(signal.SIGINT)
     assert run.wait() == 75, run.text
     stopped = run.result
     assert (stopped["state"], stopped["attempts"]) == ("CANCELLED", 1)
-    assert 80 <= stopped["step"] < STEPS
+    assert 40 <= stopped["step"] < STEPS
     assert stopped["checkpoint"]["latest"] == stopped["step"]
     codes = {event["rank"]: event["exit_code"] for event in run.happened("worker_ended")}
     assert codes == {0: 75, 1: 75}
