@@ -27,21 +27,46 @@ _BACKSTOP_S = 3.0
 """Beyond the grace time: an agent that does not end by then is killed, and its zygote ends its workers."""
 
 
-def supervise(plan: Plan, run: RunDir, *, watch_fd: int | None) -> NoReturn:
-    """Run all agents of a local run and exit when they have ended. `watch_fd`: at its end the launcher is gone."""
+def supervise(run: RunDir, *, wait: bool) -> NoReturn:
+    """Run all agents of a local run and exit when they have ended.
+
+    wait: import what every run needs, then wait until standard input says `attached` or `detached`. Its end instead
+    means that there will be no run; after `attached`, it means that the launcher is gone.
+    """
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for signum in (*_FORWARDED, signal.SIGCHLD):
         signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)  # the launcher held them back for the time before this
     proc.adopt_orphans()
+    zygote.preload(_ENGINE)
+    watch_fd = _wait_for_go(run) if wait else None
+    plan = Plan.from_json(run.plan.read_text())
     # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
     listener = channel.listen(plan.nodes[0].address)
-    zygote.preload([*_ENGINE, *(plan.worker.preload or ())])
+    zygote.preload(plan.worker.preload or ())
     code = _Supervisor(plan, run, listener, read_end, watch_fd).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _wait_for_go(run: RunDir) -> int | None:
+    """Returns the descriptor to watch, None for a detached run. From here on output goes into the run's log."""
+    word = b""
+    while not word.endswith(b"\n"):
+        word += (byte := os.read(0, 1))
+        if not byte:
+            os._exit(0)
+    log = os.open(run.agents_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    watch_fd = os.dup(0) if word == b"attached\n" else None
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return watch_fd
 
 
 class _Supervisor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,16 +47,28 @@ class LaunchOptions:
 
 def launch_target(options: LaunchOptions) -> int:
     """Start a recipe or a script, or show its plan. Returns the exit code."""
+    executor = get_executor(options.where or "local")
+    run_id = _new_id(likely_name(options))
+    if not options.dry_run and (options.where or not shutil.which("sbatch")):
+        executor.warm(runs_root(options.runs_dir, None, os.environ) / run_id)
+    try:
+        return _launch(options, executor, run_id)
+    finally:
+        executor.drop()
+
+
+def _launch(options: LaunchOptions, executor: Executor, run_id: str) -> int:
     from launcher.planning.facts import gather_facts
     from launcher.planning.make import make_plan
 
     loaded = load_target(options)
     facts = gather_facts()
-    executor = get_executor(choose_place(options.where, facts))
+    refuse_unclear_place(options.where, facts)
+    name = loaded.recipe.name
     plan = make_plan(
         loaded,
         facts,
-        run_id=new_run_id(loaded.recipe.name, now=datetime.now(), random=SystemRandom()),
+        run_id=run_id if name == likely_name(options) else _new_id(name),
         runs_dir=str(runs_root(options.runs_dir, loaded.recipe.runs_dir, os.environ)),
         executor=executor.name,
     )
@@ -99,12 +113,26 @@ def _check_target(options: LaunchOptions) -> None:
         raise RecipeError([Problem(where=options.target, message=message, hint=hint)])
 
 
-def choose_place(where: str | None, facts: Facts) -> str:
-    """The executor of `--on`. Raises Refused where a cluster is configured and nobody said where to run."""
+def likely_name(options: LaunchOptions) -> str:
+    """The name of the run, as far as it can be told before the recipe is read; wrong only costs the head start."""
+    if options.name:
+        return options.name
+    target = Path(options.target)
+    if target.suffix == ".py" or not target.is_file():
+        return target.stem
+    named = re.search(rb"^name:[ \t]*([A-Za-z0-9._-]+)", target.read_bytes(), re.MULTILINE)
+    return named.group(1).decode() if named else target.stem
+
+
+def _new_id(name: str) -> str:
+    return new_run_id(name, now=datetime.now(), random=SystemRandom())
+
+
+def refuse_unclear_place(where: str | None, facts: Facts) -> None:
+    """Raise Refused where a cluster is configured and nobody said where to run."""
     if where is None and facts.slurm_configured:
         message = "SLURM is configured on this machine, so where to run has to be said"
         raise Refused([Problem(where="--on", message=message, hint="add --on local to run on this machine")])
-    return where or "local"
 
 
 def runs_root(flag: str | None, recipe: str | None, environment: Mapping[str, str]) -> Path:

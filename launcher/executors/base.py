@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from launcher.errors import Problem, RecipeError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launcher.planning.plan import Plan
     from launcher.runs.rundir import RunDir
 
@@ -48,12 +50,18 @@ class Observation:
 
 
 class Executor(Protocol):
-    """A place where agents run."""
+    """A place where agents run: four verbs, and a head start for a place where a person waits."""
 
     name: ClassVar[str]
 
     def check(self, plan: Plan) -> Sequence[Problem]:
         """Why this plan cannot run here. No side effects."""
+
+    def warm(self, run_dir: Path) -> None:
+        """Begin what `submit` for this run directory will need whatever the plan says. Leaves no trace."""
+
+    def drop(self) -> None:
+        """Undo `warm` where no `submit` came; else nothing."""
 
     def submit(self, plan: Plan, run: RunDir, *, attached: bool) -> JobRef:
         """Start one agent per node and return at once. Attached: the run ends with this process."""

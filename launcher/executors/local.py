@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import ClassVar
 
 from launcher.errors import Problem
 from launcher.executors.base import JobRef, Observation
-from launcher.planning.plan import Plan
+from launcher.planning.plan import Plan, local_agent_argv
 from launcher.runs.rundir import RunDir
 
 
@@ -24,6 +25,7 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._warmed: tuple[tuple[str, ...], subprocess.Popen[bytes]] | None = None
 
     def check(self, plan: Plan) -> Sequence[Problem]:
         """A fixed port that is taken, an interpreter or script that is not there."""
@@ -42,30 +44,49 @@ class LocalExecutor:
             problems.append(Problem(where="workdir", message=f"{plan.worker.cwd} is not a folder"))
         return problems
 
+    def warm(self, run_dir: Path) -> None:
+        """Start the supervisor's interpreter, which imports torch and then waits for `submit` to say go.
+
+        Importing torch takes longer than everything that this process has to do until then.
+        """
+        argv = local_agent_argv(sys.executable, str(run_dir))
+        self._warmed = argv, _start(argv, run_id=run_dir.name, output=subprocess.DEVNULL)
+
+    def drop(self) -> None:
+        """End a supervisor that was started and not needed."""
+        if self._warmed is not None:
+            _, process = self._warmed
+            self._warmed = None
+            process.kill()
+            process.communicate()
+
     def submit(self, plan: Plan, run: RunDir, *, attached: bool) -> JobRef:
-        """Start the supervisor. Attached: it holds the read end of a pipe whose other end dies with this process."""
-        argv, pass_fds = list(plan.agent_argv), []
+        """Start the supervisor, or use the one that was started for just this command, and say go.
+
+        Attached: its standard input is a pipe whose other end dies with this process, by whatever means.
+        """
         run.console.parent.mkdir(parents=True, exist_ok=True)
-        if attached:
-            # The write end is never closed: its end is the end of this process, by whatever means.
-            watch_fd, _ = os.pipe2(os.O_CLOEXEC)
-            argv += ["--watch-fd", str(watch_fd)]
-            pass_fds.append(watch_fd)
-        with run.agents_log.open("ab") as log, _held_back(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=pass_fds,
-                env={**os.environ, "LAUNCH_RUN_ID": plan.run_id},
-            )
-        if attached:
-            os.close(watch_fd)
+        process = self._take_warmed(plan, attached=attached)
+        if process is None:
+            with run.agents_log.open("ab") as log:
+                process = _start(plan.agent_argv, run_id=plan.run_id, output=log.fileno())
+            _say_go(process, attached=attached)
         ref = JobRef(self.name, f"{socket.gethostname()}:{process.pid}:{_start_time(process.pid)}")
         self._children[str(ref)] = process
         return ref
+
+    def _take_warmed(self, plan: Plan, *, attached: bool) -> subprocess.Popen[bytes] | None:
+        if self._warmed is None or self._warmed[0] != plan.agent_argv:
+            self.drop()
+            return None
+        _, process = self._warmed
+        try:
+            _say_go(process, attached=attached)
+        except BrokenPipeError:  # it could not even import torch: the next one will write why into the run's log
+            self.drop()
+            return None
+        self._warmed = None
+        return process
 
     def observe(self, ref: JobRef) -> Observation:
         """Whether the supervisor lives; its exit code if it is a child of this process."""
@@ -86,6 +107,27 @@ class LocalExecutor:
         except ProcessLookupError:
             return False
         return True
+
+
+def _start(argv: Sequence[str], *, run_id: str, output: int) -> subprocess.Popen[bytes]:
+    with _held_back(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        return subprocess.Popen(
+            [*argv, "--wait"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, "LAUNCH_RUN_ID": run_id},
+        )
+
+
+def _say_go(process: subprocess.Popen[bytes], *, attached: bool) -> None:
+    """See `launcher.agent.supervisor`. Raises BrokenPipeError if the process has ended."""
+    assert process.stdin is not None
+    process.stdin.write(b"attached\n" if attached else b"detached\n")
+    process.stdin.flush()
+    if not attached:
+        process.stdin.close()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.planning.network import Network, pick_family, resolve_network
-from launcher.planning.plan import Limits, Plan, Value, WorkerPlan
+from launcher.planning.plan import Limits, Plan, Value, WorkerPlan, local_agent_argv
 from launcher.planning.topology import (
     Device,
     Finding,
@@ -83,7 +83,7 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
         env_unset=network.unset,
         limits=_limits(recipe, resumable=resumable),
         resumable=resumable,
-        agent_argv=(facts.python, "-P", "-m", "launcher.agent", "--run-dir", run_dir, "--local"),
+        agent_argv=local_agent_argv(facts.python, run_dir),
         torchrun=(),
         notes=(*_notes(recipe, device, one_machine=one_machine, resumable=resumable), *remarks.notes),
     )

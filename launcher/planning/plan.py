@@ -14,6 +14,11 @@ from typing import Any
 PLAN_VERSION = 1
 
 
+def local_agent_argv(python: str, run_dir: str) -> tuple[str, ...]:
+    """The command that starts all agents of a local run."""
+    return (python, "-P", "-m", "launcher.agent", "--run-dir", run_dir, "--local")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvVar:
     """One environment variable of the workers, and where its value comes from."""

@@ -109,6 +109,12 @@ class FakeExecutor:
     def check(self, plan: Plan) -> Sequence[Problem]:
         return self.refusals
 
+    def warm(self, run_dir: Path) -> None:
+        """Nothing takes long here."""
+
+    def drop(self) -> None:
+        """Nothing was begun."""
+
     def submit(self, plan: Plan, run: RunDir, *, attached: bool) -> JobRef:
         ident = str(len(self.plans))
         self.plans.append(plan)
