@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import runs_values
+from agent_values import TOKEN
 
 from launcher.planning.plan import Plan
 from launcher.runs.rundir import RunDir
-
-TOKEN = bytes(range(32))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from conftest import TOKEN
+from agent_values import TOKEN
 
 from launcher.agent.channel import Connection, connect, listen
 from launcher.agent.loop import Loop
