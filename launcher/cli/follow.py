@@ -47,8 +47,16 @@ def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
         text = json.dumps({**fields, "state": record.state, "exit_code": exit_code}, ensure_ascii=False)
     else:
         text = final_block(record, result, job.plan, cwd=Path.cwd())
+        if result is None:  # the agents could not even say how it ended: what their interpreter said is all there is
+            text = "".join([*_last_lines(job.run.agents_log), text])
     Screen().lines(f"{text}\n".encode())
     return exit_code
+
+
+def _last_lines(path: Path, *, count: int = 12) -> list[str]:
+    return (
+        path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)[-count:] if path.exists() else []
+    )
 
 
 def watch(job: Job, inbox: SignalInbox) -> None:

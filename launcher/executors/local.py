@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import socket
@@ -28,8 +29,8 @@ class LocalExecutor:
         self._warmed: tuple[tuple[str, ...], subprocess.Popen[bytes]] | None = None
 
     def check(self, plan: Plan) -> Sequence[Problem]:
-        """A fixed port that is taken, an interpreter or script that is not there."""
-        problems = []
+        """A fixed port that is taken, an interpreter, package or folder that is not there."""
+        problems = _missing_packages(plan)
         if plan.master_port is not None and (holder := _port_holder(plan.master_port)) is not None:
             problems.append(
                 Problem(
@@ -107,6 +108,16 @@ class LocalExecutor:
         except ProcessLookupError:
             return False
         return True
+
+
+def _missing_packages(plan: Plan) -> list[Problem]:
+    """What the workers import and this environment, whose interpreter runs them, does not have."""
+    needed = ("torch", "numpy", "xxhash") if plan.worker.kind == "job" else ("torch",)
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if plan.worker.python != sys.executable or not missing:
+        return []
+    message = f"{', '.join(missing)}: not installed for {sys.executable}, which runs the workers"
+    return [Problem(where="python", message=message, hint="pip install -c constraints.txt '.[train]'")]
 
 
 def _start(argv: Sequence[str], *, run_id: str, output: int) -> subprocess.Popen[bytes]:

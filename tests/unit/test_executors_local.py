@@ -1,0 +1,27 @@
+"""The local executor refuses what cannot run here, before anything is made."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import runs_values as values
+
+from launcher.executors.local import LocalExecutor
+
+
+@pytest.mark.parametrize(("kind", "absent", "named"), [("job", "xxhash", "xxhash"), ("script", "torch", "torch")])
+def test_a_package_that_the_workers_need_is_missed_before_the_start(
+    kind: str, absent: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = values.plan(tmp_path)
+    plan = replace(plan, worker=replace(plan.worker, kind=kind, python=sys.executable, cwd=str(tmp_path)))
+    assert LocalExecutor().check(plan) == []
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else found(name))
+    (problem,) = LocalExecutor().check(plan)
+    assert problem.message.startswith(f"{named}: not installed for {sys.executable}")
+    assert ".[train]" in problem.hint
