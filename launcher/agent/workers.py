@@ -136,7 +136,7 @@ class Workers:
         try:
             # To a zygote that has died: its end is about to be heard, and fails this worker.
             with contextlib.suppress(ConnectionError):
-                socket.send_fds(self._zygote, [zygote.as_message(start)], [out_write, err_write])
+                zygote.send_start(self._zygote, start, out_write, err_write)
         finally:
             os.close(out_write)
             os.close(err_write)

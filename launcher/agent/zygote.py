@@ -5,7 +5,7 @@ another thread, or an OpenMP pool, would be dead in every child. When the agent 
 the end of its socket, kills what it started, and ends too.
 
 Messages (one datagram each, SOCK_SEQPACKET):
-    agent -> zygote   {"start": WorkerStart} + [stdout, stderr]    {"term": [pids]}    {"kill": true}
+    agent -> zygote   {"start": true} + [WorkerStart, stdout, stderr]    {"term": [pids]}    {"kill": true}
     zygote -> agent   {"started": local_rank, "pid": pid}    {"ended": pid, "status": wait status}    {"empty": true}
 """
 
@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from launcher.agent import proc, wrapper
 
-_MAX_DATAGRAM_BYTES = 1 << 20
+_MAX_DATAGRAM_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +112,14 @@ class _Zygote:
 
     def _receive(self) -> bool:
         try:
-            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_DATAGRAM_BYTES, 2)
+            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_DATAGRAM_BYTES, 3)
         except ConnectionError:
             return False
         if not data:
             return False
         message: dict[str, Any] = json.loads(data)
         if "start" in message:
-            self._start(message["start"], fds)
+            self._start(*fds)
         elif "term" in message:
             for pid in self._workers & set(message["term"]):
                 proc.send_signal(pid, signal.SIGTERM)  # only the worker: its loader processes would not save anything
@@ -127,10 +127,8 @@ class _Zygote:
             self._emptying = True
         return True
 
-    def _start(self, raw: dict[str, Any], fds: Sequence[int]) -> None:
-        start = WorkerStart(
-            **{**raw, "cpus": tuple(raw["cpus"]), "env_unset": tuple(raw["env_unset"]), "argv": tuple(raw["argv"])}
-        )
+    def _start(self, description: int, stdout: int, stderr: int) -> None:
+        start = _read_start(description)
         parent = os.getpid()
         # A stop may come before the job has its handler: TERM stays pending until `main` unblocks it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -139,9 +137,9 @@ class _Zygote:
             os.close(signal.set_wakeup_fd(-1))
             self._sock.close()
             os.close(self._child_ended)
-            _become_worker(start, parent, fds)
-        for fd in fds:
-            os.close(fd)
+            _become_worker(start, parent, (stdout, stderr))
+        os.close(stdout)
+        os.close(stderr)
         self._workers.add(pid)
         self._tell({"started": start.local_rank, "pid": pid})
 
@@ -222,9 +220,24 @@ def _unshare_random_state() -> None:
             torch.set_num_threads(int(threads))  # OMP_NUM_THREADS is read when torch is imported, which was long ago
 
 
-def as_message(start: WorkerStart) -> bytes:
-    """A start message, to be sent with the two descriptors."""
-    return json.dumps({"start": asdict(start)}).encode()
+def send_start(sock: socket.socket, start: WorkerStart, stdout: int, stderr: int) -> None:
+    """Order a worker. Its description goes in a file in memory: arguments may be longer than a datagram.
+
+    Raises ConnectionError where the zygote is gone.
+    """
+    description = os.memfd_create("worker-start", os.MFD_CLOEXEC)
+    with os.fdopen(description, "w", encoding="utf-8", errors="surrogateescape") as file:
+        json.dump(asdict(start), file)
+        file.flush()
+        socket.send_fds(sock, [b'{"start": true}'], [description, stdout, stderr])
+
+
+def _read_start(description: int) -> WorkerStart:
+    with os.fdopen(description, encoding="utf-8", errors="surrogateescape") as file:
+        file.seek(0)  # the other side has written, and the position is shared
+        raw: dict[str, Any] = json.load(file)
+    tuples = {key: tuple(raw[key]) for key in ("cpus", "env_unset", "argv")}
+    return WorkerStart(**{**raw, **tuples})
 
 
 def main() -> NoReturn:

@@ -167,3 +167,12 @@ def test_what_runs_once_runs_once(launch: Launch, recipe: Recipe) -> None:
     run = launch(folder / "script.yaml", env={"PYTHONPATH": str(folder), "COUNTED": str(folder / "counted")})
     assert run.wait() == 0, run.text
     assert (folder / "counted").read_text() == "x"
+
+
+def test_arguments_may_be_longer_than_a_message_of_the_agent(launch: Launch, tmp_path: Path) -> None:
+    """Linux takes 128 KiB per argument; a datagram to the zygote would not take three of them."""
+    script = tmp_path / "long.py"
+    script.write_text("import sys\nprint('lengths', [len(argument) for argument in sys.argv[1:]])\n")
+    run = launch(script, "preload=true", "--", *["x" * 120_000] * 3)
+    assert run.wait() == 0, run.text
+    assert "lengths [120000, 120000, 120000]" in run.text
