@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from signal import SIGKILL
 from typing import Any
 
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
 from launcher.runs.states import POLICIES, Cause, RunState
 
+_KILLED = 128 + SIGKILL
 SETTLE_S = 1.0
 """How long a lost peer waits for the failure that it is a consequence of. Ends as soon as that arrives."""
 WAITING_EVERY_S = 10.0
@@ -162,6 +164,8 @@ class Head:
         """A worker has ended as it should not have."""
         if failure.attempt != self.attempt or self.phase in (Phase.JOINING, Phase.OVER):
             return []
+        if self.phase is Phase.ENDING and failure.exit_code == _KILLED:
+            return []  # by us, with the others: worker_ended records it
         effects: list[Effect] = [Record("failure", {**asdict(failure), "cause": failure.cause.value})]
         if self.phase is Phase.ENDING:
             return effects

@@ -1,7 +1,8 @@
 """The parent of a local run: imports once, forks one agent per node, stays single-threaded, and sees all of them out.
 
 It replaces an agent that was killed (its peers wait), passes signals on, and ends the run when the launcher of a
-foreground run is gone. It writes no results: that is the head agent's, in the agent of node 0.
+foreground run is gone. It writes no results: that is the head agent's, in the agent of node 0; but for a run that never
+has one, because what the workers need cannot be imported.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from typing import NoReturn
 
 from launcher.agent import channel, proc, zygote
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
+from launcher.agent.head import Finish
+from launcher.agent.result import write_result
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
+from launcher.runs.states import Cause, RunState
 
 _ENGINE = ("torch.distributed.elastic.agent.server.api",)
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -44,11 +49,25 @@ def supervise(run: RunDir, *, wait: bool) -> NoReturn:
     plan = Plan.from_json(run.plan.read_text())
     # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
     listener = channel.listen(plan.nodes[0].address)
-    zygote.preload(plan.worker.preload or ())
+    try:
+        zygote.preload(plan.worker.preload or ())
+    except zygote.PreloadError as error:
+        _give_up(plan, run, error)
     code = _Supervisor(plan, run, listener, read_end, watch_fd).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _give_up(plan: Plan, run: RunDir, error: zygote.PreloadError) -> NoReturn:
+    """End a run whose workers cannot be: there is no agent yet that could say so."""
+    traceback.print_exception(error.__cause__)
+    sys.stderr.flush()
+    end = Finish(RunState.FAILED, Cause.USAGE, 1, str(error))
+    fields = {"state": end.state.value, "cause": end.cause.value, "exit_code": end.exit_code, "reason": end.reason}
+    EventWriter(run.path, f"supervisor-{os.getpid()}").write("finished", **fields)
+    write_result(run, plan, end, attempt=0, restarts=0, first=None)
+    os._exit(0)
 
 
 def _wait_for_go(run: RunDir) -> int | None:

@@ -50,11 +50,21 @@ class WorkerStart:
     """A fresh interpreter for the script; None = the forked process itself."""
 
 
+class PreloadError(Exception):
+    """A module that every worker needs raised something while it was imported, which is the cause."""
+
+
 def preload(modules: Sequence[str]) -> None:
-    """Import once what every worker needs. Without the collector, which only costs time while importing."""
+    """Import once what every worker needs. Without the collector, which only costs time while importing.
+
+    Raises PreloadError.
+    """
     gc.disable()
     for module in modules:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise PreloadError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
     gc.freeze()
     gc.enable()
 

@@ -47,7 +47,7 @@ def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
         text = json.dumps({**fields, "state": record.state, "exit_code": exit_code}, ensure_ascii=False)
     else:
         text = final_block(record, result, job.plan, cwd=Path.cwd())
-        if result is None:  # the agents could not even say how it ended: what their interpreter said is all there is
+        if not (result or {}).get("attempts"):  # no worker was started: all there is is what the agents' Python said
             text = "".join([*_last_lines(job.run.agents_log), text])
     Screen().lines(f"{text}\n".encode())
     return exit_code

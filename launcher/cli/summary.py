@@ -31,7 +31,7 @@ def final_block(record: RunRecord, result: Mapping[str, Any] | None, plan: Plan,
             _times(result),
             *_failure(record, result, plan, cwd),
             _exit(record, plan),
-            "" if result else f"log    {shown_path(RunDir(Path(plan.run_dir)).agents_log, cwd)}",
+            "" if result.get("attempts") else f"log    {shown_path(RunDir(Path(plan.run_dir)).agents_log, cwd)}",
             _place(record, result, plan, cwd),
             _wandb(record),
         ),
@@ -97,8 +97,10 @@ def _times(result: Mapping[str, Any]) -> str:
 
 def _failure(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) -> list[str]:
     first = result.get("first_failure") or (record.failures[0] if record.failures else None)
-    if record.state is not RunState.FAILED or first is None:
+    if record.state is not RunState.FAILED:
         return []
+    if first is None:
+        return [f"why    {result['reason']}"] if result.get("reason") else []
     policy = _policy(first.get("cause"))
     what = first.get("message") or (policy.sentence if policy else "it ended")
     lines = [f"first  {_who(first, record)}: {what}"]
@@ -129,7 +131,7 @@ def _exit(record: RunRecord, plan: Plan) -> str:
         return f"exit   {code} (stopped, and saved)"
     if code > 128:
         return f"exit   {code} (128 + signal {code - 128})"
-    if record.state is not RunState.FAILED:
+    if record.state is not RunState.FAILED or not record.attempts:
         return f"exit   {code}"
     return f"exit   {code} ({'the script' if plan.worker.kind == 'script' else 'the worker'}'s own)"
 
@@ -159,8 +161,10 @@ def _next(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
         commands = ["launch status last", *last_rank, *([own] if plan.worker.kind == "job" else [])]
     else:
         rank = (result.get("first_failure") or {}).get("rank")
-        logs = "launch logs last" + (f" --rank {rank}" if rank is not None else "")
-        commands = [logs, *(["launch resume last"] if plan.resumable else []), "launch status last"]
+        logs = ["launch logs last" + (f" --rank {rank}" if rank is not None else "")] if record.attempts else []
+        goes_on = ["launch resume last"] if plan.resumable else []
+        commands = [*goes_on, *logs] if record.state is RunState.CANCELLED else [*logs, *goes_on]
+        commands.append("launch status last")
     return "Next   " + _GAP.join(commands)
 
 

@@ -61,7 +61,7 @@ class Policy:
 
 POLICIES: dict[Cause, Policy] = {
     Cause.DONE: Policy(retry=False, sentence="finished"),
-    Cause.WORKER_ERROR: Policy(retry=True, sentence="a worker raised an error"),
+    Cause.WORKER_ERROR: Policy(retry=True, sentence="a worker failed"),
     Cause.SIGNAL: Policy(retry=True, sentence="a worker was killed by a signal"),
     Cause.USAGE: Policy(retry=False, sentence="a worker cannot run as written (import, syntax or usage error)"),
     Cause.OOM: Policy(retry=False, sentence="out of memory", hint="a smaller micro-batch, or train.accumulate"),

@@ -49,6 +49,13 @@ def test_the_exit_code_of_the_first_failing_worker_is_that_of_launch_and_of_the_
     assert "killed by SIGSEGV" in started["segv"].text
 
 
+def test_what_the_workers_need_and_cannot_be_imported_ends_the_run_by_its_name(launch: Launch, recipe: Recipe) -> None:
+    run = launch(recipe("pass", preload=["nosuchmodule"]))
+    assert run.wait() == 1, run.text
+    assert "nosuchmodule cannot be imported: ModuleNotFoundError" in run.text
+    assert (run.result["state"], run.result["cause"], run.result["attempts"]) == ("FAILED", "usage", 0)
+
+
 def test_two_nodes_of_two_ranks_meet_and_know_who_they_are(launch: Launch, recipe: Recipe) -> None:
     """F034, F035, F075: the world is as large as was asked for; each rank has the environment of the plan."""
     names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LAUNCH_NODE", "LAUNCH_ATTEMPT")

@@ -205,6 +205,12 @@ class TestFailure:
         assert end.exit_code == 7
         assert "ValueError: boom; not restarted: the script declares no `resume:`" in end.reason
 
+    def test_a_worker_that_is_killed_with_the_others_is_no_failure(self) -> None:
+        head = running(resumable=False)
+        head.failed(failure(head, exit_code=7))
+        assert head.failed(failure(head, node=1, exit_code=137, cause=Cause.SIGNAL)) == []
+        assert recorded(head.failed(failure(head, node=1, exit_code=1))) == ["failure"]
+
     @pytest.mark.parametrize("budget", [0, 1, 3])
     def test_an_exhausted_budget_ends_with_the_last_exit_code(self, budget: int) -> None:
         """F065"""

@@ -62,6 +62,16 @@ FAILED = {
     "checkpoint": {"latest": 300, "best": None},
 }
 STOPPED = {**FAILED, "state": "CANCELLED", "cause": "cancelled", "exit_code": 75, "first_failure": None, "restarts": 0}
+NOTHING = {
+    "reason": "nosuch cannot be imported",
+    "first_failure": None,
+    "attempts": 0,
+    "step": None,
+    "metrics": {},
+    "samples_per_s": None,
+    "time": {"total_s": 2.1},
+    "checkpoint": {},
+}
 SCRIPT = dataclasses.replace(values.plan(RUNS).worker, kind="script", module=None, script="/home/ada/train.py")
 
 CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any] | None, dict[str, Any]]] = {
@@ -79,6 +89,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any] | None, dict[str, An
     "script-failed": (EVENTS[:4], {**FAILED, "step": None, "metrics": {}}, {"worker": SCRIPT, "resumable": False}),
     "script-succeeded": (EVENTS[:4], {**RESULT, "step": None, "metrics": {}, "checkpoint": {}}, {"worker": SCRIPT}),
     "vanished": (EVENTS, None, {}),
+    "never-started": (EVENTS[:1], {**FAILED, **NOTHING, "cause": "usage", "exit_code": 1, "restarts": 0}, {}),
 }
 
 
