@@ -18,12 +18,21 @@ def dump_yaml(recipe: Mapping[str, Any]) -> str:
 
     Text stays text (`"1e10"` is quoted), and `${` is escaped, since everything in it is resolved already.
     """
-    return str(yaml.dump(dict(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
+    return str(yaml.dump(_escaped(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
 def escape(text: str) -> str:
     """The text that interpolation turns into this text."""
     return _INTERPOLATION.sub(lambda match: match.group(1) * 2 + "\\${", text)
+
+
+def _escaped(value: Any) -> Any:
+    """The same with every text escaped but keys, which are never interpolated."""
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    return [_escaped(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class _Dumper(yaml.SafeDumper):
@@ -35,7 +44,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     bare = text.isprintable() and not is_null(text) and isinstance(plain_value(text), str)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", escape(text), style=None if bare else '"')
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if bare else '"')
 
 
 _Dumper.add_representer(str, _represent_text)

@@ -139,7 +139,7 @@ def test_the_free_section_takes_anything(load: Load) -> None:
         ("train.optimizer.lr=null", "train.optimizer.lr: null is not a number", ""),
         ("train.optimizer.lr=[1]", "train.optimizer.lr: a list is not a number", ""),
         ("train.optimizer={name: sgd, nesterov: on}", "train.optimizer.nesterov: 'on' is not true or false", ""),
-        ("model.name=mpl", "model.name: there is no model 'mpl'", "did you mean 'mlp'? (convnet, mlp)"),
+        ("model.name=mpl", "model.name: there is no model 'mpl'", "did you mean 'mlp'? (convnet, "),
         ("parallelism.strategy=dpp", "parallelism.strategy: there is no strategy 'dpp'", "did you mean 'ddp'?"),
         ("train.schedule.name=cos", "train.schedule.name: there is no schedule 'cos'", "cosine"),
         ("foo", "is not KEY=VALUE", ""),

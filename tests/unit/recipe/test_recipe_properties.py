@@ -102,6 +102,14 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+SMALL = {
+    "name": "a",
+    "model": {"name": "mlp"},
+    "data": {"name": "mnist", "global_batch_size": 1},
+    "train": {"until": "1 steps"},
+}
+
+
 @quick
 @given(
     st.fixed_dictionaries(
@@ -124,6 +132,7 @@ JSON = st.recursive(
         }
     )
 )
+@example({**SMALL, "extra": {"${": None, "a": {"${b}": "${c}"}}})
 def test_a_recipe_is_the_same_after_dump_and_load(tmp_path: Path, mapping: dict[str, Any]) -> None:
     recipe = Recipe.model_validate(mapping)
     dumped = recipe.model_dump(mode="json", by_alias=True)
