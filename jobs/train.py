@@ -223,7 +223,8 @@ def say_start(job: Job, parts: Parts, trainer: Trainer, resumed_from: str | None
     start = f"resuming from {resumed_from}" if resumed_from else "starting"
     if job.recipe.checkpoint.init_from and not resumed_from:
         start += f" with the weights of {job.recipe.checkpoint.init_from}"
-    report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {parts.world.size} ranks")
+    ranks = "1 rank" if parts.world.size == 1 else f"{parts.world.size} ranks"
+    report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {ranks}")
 
 
 def report_end(parts: Parts, trainer: Trainer, weights: str, *, previous: dict[str, Any]) -> None:

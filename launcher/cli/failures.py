@@ -21,8 +21,7 @@ def guarded(command: Callable[[], Any], arguments: Sequence[str]) -> int:
     except LaunchError as error:
         return show_problems(error.problems, error.exit_code, as_json=as_json)
     except click.ClickException as error:
-        problem = Problem(where="launch", message=error.format_message(), hint="`launch --help` shows the usage")
-        return show_problems([problem], ExitCode.USAGE, as_json=as_json)
+        return _show_usage(error, arguments, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -42,6 +41,24 @@ def show_problems(problems: Sequence[Problem], exit_code: ExitCode, *, as_json: 
         listed = [{"where": each.where, "message": each.message, "hint": each.hint} for each in problems]
         print(json.dumps({"error": {"exit_code": int(exit_code), "problems": listed}}, ensure_ascii=False))
     return int(exit_code)
+
+
+def _show_usage(error: click.ClickException, arguments: Sequence[str], *, as_json: bool) -> int:
+    """A mistake in the command line, with the help that says more; for nothing at all, the help itself."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        print(error.format_message(), file=sys.stderr)
+        return ExitCode.USAGE
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = (context.command_path if context else "launch").strip()
+    hint = f"`{command} --help` shows the usage"
+    message = error.format_message()
+    script = next((word for word in arguments if word.endswith(".py")), None)
+    if isinstance(error, click.NoSuchOption) and not set(error.possibilities or ()) - {"--help"}:
+        message = error.message  # without "did you mean --help"
+        if script is not None and "--" not in arguments:
+            hint = f"arguments of the script stand after `--`: launch {script} -- {error.option_name} ..."
+    problem = Problem(where=command, message=message, hint=hint)
+    return show_problems([problem], ExitCode.USAGE, as_json=as_json)
 
 
 def _fault(error: Exception) -> Problem:

@@ -79,7 +79,8 @@ def _follow(chosen: Callable[[], list[Path]], run: RunDir) -> None:
     tails: dict[Path, Tail] = {}
     shown: Path | None = None
     while True:
-        ended = read_record(run, job_alive).state.is_final
+        record = read_record(run, job_alive)
+        ended = record.state.is_final
         for path in chosen():
             tail = tails.setdefault(path, Tail(path))
             if text := tail.drain() if ended else tail.read():
@@ -89,6 +90,8 @@ def _follow(chosen: Callable[[], list[Path]], run: RunDir) -> None:
                 sys.stdout.buffer.write(text)
                 sys.stdout.buffer.flush()
         if ended:
+            # Not on standard output, which is the log and nothing else.
+            print(f"{run.run_id}  {record.state}: {record.sentence}", file=sys.stderr)
             return
         time.sleep(_POLL_S)
 

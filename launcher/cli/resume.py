@@ -44,7 +44,7 @@ def _resume(run: RunDir, overrides: tuple[str, ...], nodes: int | None, *, detac
         if as_json:
             show_json({"run_id": run.run_id, "run_dir": str(run.path), "state": record.state, "exit_code": 0})
         else:
-            print(f"{run.run_id} is already complete" + (f" at step {record.step}" if record.step else ""))
+            print(complete_text(record, plan.recipe))
         return 0
     executor = get_executor(plan.executor)
     refuse(executor, plan)
@@ -81,6 +81,13 @@ def already_complete(record: RunRecord, recipe: Mapping[str, Any]) -> bool:
     if length.unit == "epochs" and record.steps_per_epoch is None:
         return True
     return length.steps(record.steps_per_epoch or 1) <= record.step
+
+
+def complete_text(record: RunRecord, recipe: Mapping[str, Any]) -> str:
+    """What `resume` says where nothing is left to do, and how to go on all the same."""
+    done = f"{record.run_id} is already complete" + (f" at step {record.step}" if record.step else "")
+    until = (recipe.get("train") or {}).get("until")
+    return f"{done}; to go on, give a larger total: train.until=... (now {until})" if until else done
 
 
 def _new_plan(run: RunDir, old: Plan, overrides: tuple[str, ...], nodes: int | None) -> Plan:

@@ -147,9 +147,11 @@ def status_fields(record: RunRecord, run: RunDir) -> dict[str, Any]:
 
 def status_text(record: RunRecord, run: RunDir) -> str:
     """What `launch status` says."""
+    from launcher.runs.states import RunState
+
     lines = [
         f"{record.run_id}  {record.state}" + (f": {record.sentence}" if record.sentence else ""),
-        f"  step      {_step(record.step, record.total_steps) or '-'}",
+        *_reached(record),
         f"  attempts  {record.attempts}   restarts {record.restarts}"
         + ("" if record.exit_code is None else f"   exit {record.exit_code}"),
         *(f"  node {node['node']}    {node['state']}   {node['host']}   agent {node['pid']}" for node in record.nodes),
@@ -158,9 +160,29 @@ def status_text(record: RunRecord, run: RunDir) -> str:
             for worker in record.workers
         ),
         *(f"  failure   {_failure(event)}" for event in record.failures),
+        *([f"  why       {record.reason}"] if record.state is RunState.FAILED and record.reason else []),
         f"  run       {run.path}",
+        *_uploaded(record.tracking or {}),
     ]
     return "\n".join(lines)
+
+
+def _reached(record: RunRecord) -> list[str]:
+    """How far the training is; nothing for a script, which does not say it."""
+    evaluation = {name: value for name, value in (record.metrics or {}).items() if name.startswith("eval/")}
+    saved = [event.get("step") for event in record.checkpoints]
+    lines = {
+        "step": _step(record.step, record.total_steps),
+        "metrics": "   ".join(f"{name} {value:.3g}" for name, value in sorted(evaluation.items())),
+        "saved": f"step-{saved[-1]}" if saved else "",
+    }
+    return [f"  {name:<8}  {text}" for name, text in lines.items() if text]
+
+
+def _uploaded(tracking: Mapping[str, Any]) -> list[str]:
+    wandb = tracking.get("wandb") or {}
+    where = wandb.get("url") or wandb.get("sync")
+    return [f"  W&B       {wandb.get('mode')}: {where}"] if where else []
 
 
 def _failure(event: Mapping[str, Any]) -> str:

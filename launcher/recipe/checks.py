@@ -178,7 +178,12 @@ def _check_script(root: Table, findings: Findings) -> None:
         path = absolute(script.value)
         if not path.is_file():
             what = "is a folder, not a file" if path.is_dir() else "there is no such file"
-            findings.add(script.place, f"script: {what}: {path}", "a path is relative to the file it is written in")
+            near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
+            if script.value.literal:  # the target of the command, not a key of a recipe
+                findings.add(script.place, what, near)
+            else:
+                hint = near or "a path is relative to the file it is written in"
+                findings.add(script.place, f"script: {what}: {path}", hint)
 
 
 def _given(root: Table, key: str) -> bool:

@@ -246,7 +246,7 @@ def _neighbours(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"there is no folder {folder}"
-    return did_you_mean(path.name, [other.name for other in folder.glob("*.y*ml")])
+    return did_you_mean(_shown(path), [_shown(other) for other in folder.glob("*.y*ml")])
 
 
 def _recipes_in(folder: Path) -> str:

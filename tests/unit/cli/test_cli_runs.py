@@ -117,7 +117,9 @@ def test_logs_follow_until_the_end_of_the_run(
         Prints("two"),
         Ends("FAILED", "oom", 1),
     ]
-    assert launch("logs", "last", "-f").out == "one\ntwo\n"
+    said = launch("logs", "last", "-f")
+    assert said.out == "one\ntwo\n"
+    assert said.err.endswith("FAILED: out of memory\n")
     assert launch("logs", "last", "-f", "--rank", "1").out == "rank 1\n"
 
 
@@ -238,6 +240,7 @@ def test_resuming_what_is_complete_starts_nothing(launch: Launch, done: RunDir, 
     said = launch("resume", "last")
     assert said.code == 0
     assert "is already complete" in said.out
+    assert "train.until" not in said.out, "a script has no length that could be raised"
     assert launch("resume", "last", "--json").json["state"] == "SUCCEEDED"
     assert len(place.plans) == 1
 
