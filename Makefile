@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@if [ -e $(VENV)/.installing ]; then rm -rf $(VENV); fi
 	@has_pip() { $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
 	if ! has_pip; then $(PYTHON) -m venv $(VENV); has_pip || $(PYTHON) -m venv --clear $(VENV); touch $(VENV)/.installing; fi
-	@echo "installing into $(VENV) (PyTorch among it: some hundred MB, a minute or two)"
+	@echo "installing into $(VENV) (PyTorch among it: a few minutes; with its CUDA libraries some GB)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--config-settings editable_mode=compat -e '.[train,dev]'
 	@rm -f $(VENV)/.installing
@@ -34,6 +34,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: install  ## train on handwritten digits, on two nodes (both on this machine)
 	$(BIN)/launch recipes/mnist_ddp.yaml --nodes 2 --on local
+	@command -v launch >/dev/null || echo "       where there is no \`launch\` yet:  source $(BIN)/activate"
 
 # Tests that start real processes are not run side by side: on few cores they would only wait for each other.
 test: install  ## every test that this machine can run; the last lines say what it cannot, and why

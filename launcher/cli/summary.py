@@ -33,7 +33,7 @@ def final_block(record: RunRecord, result: Mapping[str, Any] | None, plan: Plan,
             _exit(record, plan),
             "" if result.get("attempts") else f"log    {shown_path(RunDir(Path(plan.run_dir)).agents_log, cwd)}",
             _place(record, result, plan, cwd),
-            _wandb(record),
+            _wandb(record, plan, cwd),
         ),
         _next(record, result, plan),
     ]
@@ -146,9 +146,10 @@ def _place(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) 
     return f"{line}{_GAP}checkpoint: step-{newest}" if newest is not None else line
 
 
-def _wandb(record: RunRecord) -> str:
+def _wandb(record: RunRecord, plan: Plan, cwd: Path) -> str:
     wandb = (record.tracking or {}).get("wandb") or {}
-    mode, sync = wandb.get("mode"), wandb.get("sync")
+    mode, sync = wandb.get("mode"), str(wandb.get("sync") or "")
+    sync = sync.replace(plan.run_dir, shown_path(Path(plan.run_dir), cwd))
     if mode == "offline":
         return f"W&B    offline (no key): {sync}" if sync else "W&B    offline (no key)"
     return f"W&B    {wandb.get('url') or wandb.get('id')}" if mode == "online" else ""

@@ -212,7 +212,9 @@ def _read_text(path: Path, start: Place, findings: Findings) -> str | None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        findings.add(whole, "there is no such file", _neighbours(path))
+        hint = _neighbours(path)
+        # Whole, as it was typed, so that it can be copied.
+        findings.add(whole, "there is no such file", hint.replace("mean '", f"mean '{_typed_folder(path)}"))
         return None
     except IsADirectoryError:
         findings.add(whole, "is a folder, not a recipe", _recipes_in(path))
@@ -241,12 +243,16 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
+def _typed_folder(path: Path) -> str:
+    return "" if path.parent == Path() else f"{path.parent}/"
+
+
 def _neighbours(path: Path) -> str:
     """What a mistyped file name may have meant."""
     folder = path.parent
     if not folder.is_dir():
         return f"there is no folder {folder}"
-    return did_you_mean(_shown(path), [_shown(other) for other in folder.glob("*.y*ml")])
+    return did_you_mean(path.name, [other.name for other in folder.glob("*.y*ml")])
 
 
 def _recipes_in(folder: Path) -> str:

@@ -237,10 +237,12 @@ def test_anchors_that_multiply_without_bound_are_refused(fail: Fail) -> None:
 
 def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mnist.yaml").touch()
-    Path("train.py").touch()
+    Path("sub").mkdir()
+    for name in ("mnist.yaml", "sub/mnist.yaml", "train.py"):
+        Path(name).touch()
     expected = {
         "mnits.yaml": ("there is no such file", "did you mean 'mnist.yaml'?"),
+        "sub/mnits.yaml": ("there is no such file", "did you mean 'sub/mnist.yaml'?"),
         "nowhere/a.yaml": ("there is no such file", "there is no folder nowhere"),
         ".": ("is a folder, not a recipe", "it holds mnist.yaml"),
         "train.py": ("is a script, not a recipe", "`launch SCRIPT.py -- arguments` runs it as it is"),
