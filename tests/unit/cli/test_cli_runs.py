@@ -13,9 +13,12 @@ import pytest
 import runs_values as values
 from fake_executor import STARTS, Ends, FakeExecutor, Happens, Prints
 
+from launcher.cli.resume import complete_text
+from launcher.cli.runs import status_text
 from launcher.runs.create import claimed
 from launcher.runs.events import read_events
 from launcher.runs.find import all_runs, state_folder
+from launcher.runs.fold import fold
 from launcher.runs.rundir import RunDir
 
 Launch = Callable[..., Any]
@@ -262,3 +265,29 @@ def test_until_is_a_total_length(until: str, complete: bool) -> None:
 def test_events_of_an_old_kind_do_not_stop_ls(launch: Launch, done: RunDir) -> None:
     Happens("head", "from the future", {"x": [1]}).play(done)
     assert done.run_id in launch("ls").out
+
+
+def test_status_says_how_far_the_training_is_and_why_it_failed(tmp_path: Path) -> None:
+    events = [
+        {"event": "training_started", "step": 0, "total_steps": 632},
+        {"event": "checkpoint_saved", "step": 300},
+        {"event": "tracking", "wandb": {"mode": "offline", "sync": "wandb sync x"}},
+    ]
+    result = {"state": "FAILED", "cause": "oom", "reason": "no memory; not restarted", "metrics": {"eval/loss": 0.0812}}
+    text = status_text(fold(events, False, result, run_id="a"), RunDir(tmp_path))
+    for line in (
+        "step      300/632",
+        "metrics   eval/loss 0.0812",
+        "saved     step-300",
+        "W&B       offline: wandb sync x",
+    ):
+        assert f"  {line}\n" in f"{text}\n"
+    assert "why       no memory; not restarted" in text
+    assert "step " not in status_text(fold([], False, None, run_id="a"), RunDir(tmp_path)), "a script says no steps"
+
+
+def test_what_is_complete_says_how_to_go_on() -> None:
+    record = fold([], False, {"state": "SUCCEEDED", "cause": "done", "step": 632}, run_id="a")
+    said = complete_text(record, {"train": {"until": "8 epochs"}})
+    assert said == "a is already complete at step 632; to go on, give a larger total: train.until=... (now 8 epochs)"
+    assert complete_text(record, {"script": "t.py"}) == "a is already complete at step 632"
