@@ -27,6 +27,10 @@ _CANNOT_RUN = frozenset({"ImportError", "SyntaxError"})
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
 
 
+_MAX_MESSAGE = 2_000
+"""Characters of an exception's text that travel; all of it is in the rank's log."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """One worker that ended as it should not have."""
@@ -45,11 +49,16 @@ class Failure:
     """Path of the rank's log, relative to the run directory."""
 
 
+def is_signal(exit_code: int) -> bool:
+    """Whether an exit code is a shell's 128 + n. Above that it is a program's own: `sys.exit(-1)` gives 255."""
+    return 128 < exit_code <= 128 + signal.SIGRTMAX
+
+
 def classify(exit_code: int, error: dict[str, Any] | None) -> Cause:
     """The cause of a worker's end. `error` is its error file, if it wrote one."""
     if error is None:
-        return Cause.SIGNAL if exit_code > 128 else Cause.USAGE if exit_code == 2 else Cause.WORKER_ERROR
-    message = describe(exit_code, error)
+        return Cause.SIGNAL if is_signal(exit_code) else Cause.USAGE if exit_code == 2 else Cause.WORKER_ERROR
+    message = _message(error)
     bases: Sequence[str] = error.get("exception_bases", ())
     if _OUT_OF_MEMORY.search(message):
         return Cause.OOM
@@ -65,12 +74,16 @@ def classify(exit_code: int, error: dict[str, Any] | None) -> Cause:
 def describe(exit_code: int, error: dict[str, Any] | None) -> str:
     """One line on how a worker ended."""
     if error is not None:
-        message = error.get("message", {})
-        text = message.get("message", "") if isinstance(message, dict) else str(message)
-        return str(text)
-    if exit_code > 128:
+        text = _message(error)
+        return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]} ... ({len(text):,} characters)"
+    if is_signal(exit_code):
         try:
             return f"killed by {signal.Signals(exit_code - 128).name}"
         except ValueError:
             return f"killed by signal {exit_code - 128}"
     return f"exited with code {exit_code}"
+
+
+def _message(error: dict[str, Any]) -> str:
+    message = error.get("message", {})
+    return str(message.get("message", "") if isinstance(message, dict) else message)

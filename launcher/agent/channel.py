@@ -12,6 +12,7 @@ short line. The token itself never travels.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -27,6 +28,8 @@ from launcher.agent.loop import Loop
 Message = dict[str, Any]
 _MAX_LINE_BYTES = 4 << 20
 _MAX_STRANGER_BYTES = 512
+_MAX_STRANGERS = 64
+"""That have not answered yet. Each holds a descriptor of the head agent, which also needs some for its workers."""
 _HANDSHAKE_S = 10.0
 _SEND_S = 10.0
 
@@ -128,7 +131,19 @@ class Server:
             sock, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._make_room()
+            return
+        if len(self._strangers) >= _MAX_STRANGERS:
+            self._make_room()
         self._strangers.add(_Stranger(sock, self._token, self._loop, self))
+
+    def _make_room(self) -> None:
+        """Drop who has been silent for longest: one of ours answers at once, and comes again if it could not."""
+        if self._strangers:
+            min(self._strangers, key=lambda stranger: stranger.since_s).drop()
 
     def _expire(self) -> None:
         for stranger in list(self._strangers):
@@ -152,7 +167,7 @@ class _Stranger:
         self._sock, self._token, self._loop, self._server = sock, token, loop, server
         self._nonce = secrets.token_hex(32)
         self._buffer = b""
-        self._since_s = time.monotonic()
+        self.since_s = time.monotonic()
         sock.settimeout(_HANDSHAKE_S)
         loop.add(sock, self._read)
         # A stranger that is gone already is noticed by the first read.
@@ -161,7 +176,7 @@ class _Stranger:
 
     def expire(self, before_s: float) -> None:
         """Turn away one that has been silent since before then."""
-        if self._since_s < before_s:
+        if self.since_s < before_s:
             self._refuse("did not answer the challenge")
 
     def _read(self) -> None:
@@ -195,11 +210,18 @@ class _Stranger:
         self._loop.remove(self._sock)
         self._server.admit(self, Connection(self._sock, self._loop))
 
+    def drop(self) -> None:
+        """End it without a word, which one of ours takes for a reason to come again."""
+        self._close("too many others wait to be let in")
+
     def _refuse(self, reason: str) -> None:
-        self._loop.remove(self._sock)
-        peer = _peer(self._sock)
         with contextlib.suppress(OSError):  # it may be gone, which is fine
             self._sock.sendall(_encode({"refused": reason}))
+        self._close(reason)
+
+    def _close(self, reason: str) -> None:
+        self._loop.remove(self._sock)
+        peer = _peer(self._sock)
         self._sock.close()
         self._server.refuse(self, peer, reason)
 
@@ -270,7 +292,8 @@ def _same(answer: str, expected: str) -> bool:
 
 
 def _encode(message: Message) -> bytes:
-    return json.dumps(message, ensure_ascii=False).encode() + b"\n"
+    # A lone surrogate (a file name that is no UTF-8, in an exception) becomes JSON's own escape.
+    return json.dumps(message, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def _peer(sock: socket.socket) -> str:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from signal import SIGKILL
 from typing import Any
 
-from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
+from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, is_signal
 from launcher.runs.states import POLICIES, Cause, RunState
 
 _KILLED = 128 + SIGKILL
@@ -289,7 +289,7 @@ class Head:
     def _why_no_restart(self, failure: Failure) -> str:
         policy = POLICIES[failure.cause]
         if not policy.retry:
-            return f"{policy.sentence} repeats"
+            return "it would end the same way again"
         if not self.resumable:
             return "the script declares no `resume:`, and a restart from zero over old outputs is worse than a stop"
         if self.restarts >= self.max_restarts:
@@ -321,7 +321,7 @@ class Head:
 
     def _stopped_without_checkpoint(self, failure: Failure) -> list[Effect]:
         """A worker died of the stop (a script without a handler) or beside it."""
-        by_signal = failure.exit_code > 128 or failure.cause is Cause.PEER_LOST
+        by_signal = is_signal(failure.exit_code) or failure.cause is Cause.PEER_LOST
         end = self._stopped_end(saved=False)
         if not by_signal:
             end = Finish(end.state, end.cause, failure.exit_code, end.reason)

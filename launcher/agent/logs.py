@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ class LineFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._left_bytes = max_bytes
+        self._lost_bytes = 0
 
     def write(self, lines: bytes) -> None:
         """Append bytes that end in a line end."""
@@ -28,9 +30,18 @@ class LineFile:
         self._left_bytes -= len(lines)
         if self._left_bytes <= 0:
             lines += b"launch: this log has reached its limit; what follows is dropped\n"
+        if self._lost_bytes:
+            lines = b"\nlaunch: the disk was full; %d bytes are lost here\n" % self._lost_bytes + lines
         view = memoryview(lines)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._lost_bytes += len(view)  # what a worker prints is no reason to end it
+        else:
+            self._lost_bytes = 0
 
     def close(self) -> None:
         """Close the file."""

@@ -19,6 +19,8 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 
 _TICK_S = 0.25
+_MAX_REFUSALS = 100
+"""That are written down."""
 
 
 class HeadOffice:
@@ -32,6 +34,7 @@ class HeadOffice:
         self._console = LineFile(run.console)
         self._connections: dict[int, Connection] = {}
         self._port_holder: socket.socket | None = None
+        self._refused_count = 0
         past = read_events(run.path)
         attempts = [event for event in past if event["event"] == "attempt_started"]
         begun = max((index for index, event in enumerate(past) if event["event"] in ("created", "resumed")), default=0)
@@ -70,7 +73,9 @@ class HeadOffice:
         connection.on_end = lambda reason: None
 
     def _refused(self, peer: str, reason: str) -> None:
-        self._events.write("stranger_refused", peer=peer, reason=reason)
+        self._refused_count += 1
+        if self._refused_count <= _MAX_REFUSALS:  # a scan of the ports must not fill the disk
+            self._events.write("stranger_refused", peer=peer, reason=reason)
 
     def _join(self, connection: Connection, message: dict[str, Any]) -> None:
         node, host = message.get("node"), str(message.get("host"))
@@ -132,7 +137,7 @@ class HeadOffice:
                     self._run.stop_file.touch()
                 self._events.write(effect.event, **effect.fields)
             elif isinstance(effect, Say):
-                self._console.write(f"launch | {effect.text}\n".encode())
+                self._console.write(f"launch | {effect.text}\n".encode(errors="backslashreplace"))
             elif isinstance(effect, Finish):
                 head = self._head
                 first = head.first_failure

@@ -20,7 +20,7 @@ def write_result(
     events = read_events(run.path)
     result = make_result(plan, finish, events, attempt=attempt, restarts=restarts, first=first)
     unfinished = run.result.with_suffix(".tmp")
-    with unfinished.open("w") as file:
+    with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(result, file, indent=1, ensure_ascii=False)
         file.flush()
         os.fsync(file.fileno())

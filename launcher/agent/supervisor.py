@@ -46,7 +46,7 @@ def supervise(run: RunDir, *, wait: bool) -> NoReturn:
     proc.adopt_orphans()
     zygote.preload(_ENGINE)
     watch_fd = _wait_for_go(run) if wait else None
-    plan = Plan.from_json(run.plan.read_text())
+    plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
     # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
     listener = channel.listen(plan.nodes[0].address)
     try:

@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
-from launcher.errors import ExitCode, LaunchError, Problem
+from launcher.errors import ExitCode, LaunchError, Problem, RecipeError
 
 
 def guarded(command: Callable[[], Any], arguments: Sequence[str]) -> int:
     """Call a command and return its exit code, with every failure printed as a user can read it."""
     as_json = "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
     try:
+        _refuse_bytes(arguments)
         return int(command() or 0)
     except LaunchError as error:
         return show_problems(error.problems, error.exit_code, as_json=as_json)
@@ -30,7 +31,40 @@ def guarded(command: Callable[[], Any], arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except Exception as error:  # noqa: BLE001 - the last resort: a user gets a sentence and a file, not a traceback
-        return show_problems([_fault(error)], ExitCode.INTERNAL, as_json=as_json)
+        problem, code = _explained(error)
+        return show_problems([problem], code, as_json=as_json)
+
+
+def _explained(error: Exception) -> tuple[Problem, ExitCode]:
+    """The two that come of the place where a command is called, whatever it does there; else a fault of ours."""
+    if isinstance(error, FileNotFoundError) and _folder_is_gone():
+        return Problem(
+            where="launch", message="the current folder was deleted", hint="cd to one that is there"
+        ), ExitCode.REFUSED
+    if isinstance(error, UnicodeEncodeError) and not _is_text(part := error.object[: error.end]):
+        return Problem(
+            where="launch", message=f"a path is not UTF-8: {part[-60:]!r}", hint="rename it"
+        ), ExitCode.REFUSED
+    return _fault(error), ExitCode.INTERNAL
+
+
+def _refuse_bytes(arguments: Sequence[str]) -> None:
+    """Raise RecipeError for arguments that are no text: plans, records and W&B hold text, and they arrive unchanged."""
+    problems = [Problem(where=ascii(each), message="is not UTF-8") for each in arguments if not _is_text(each)]
+    if problems:
+        raise RecipeError(problems)
+
+
+def _is_text(argument: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in argument)
+
+
+def _folder_is_gone() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib costs an import, and this is the question itself
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def show_problems(problems: Sequence[Problem], exit_code: ExitCode, *, as_json: bool) -> int:

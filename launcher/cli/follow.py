@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from launcher.runs.rundir import RunDir
 
 _POLL_S = 0.05
+_FEW_LINES_BYTES = 16 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +43,31 @@ def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
     watch(job, inbox)
     record = read_record(job.run, lambda _: False)
     result = read_result(job.run)
-    exit_code = int(ExitCode.INTERNAL if result is None else result["exit_code"])
+    exit_code = int(ExitCode.INTERNAL if record.exit_code is None else record.exit_code)
     if as_json:
         fields = {"run_id": job.run.run_id, "run_dir": str(job.run.path), "ref": str(job.ref)}
         text = json.dumps({**fields, "state": record.state, "exit_code": exit_code}, ensure_ascii=False)
     else:
-        text = final_block(record, result, job.plan, cwd=Path.cwd())
+        text = final_block(record, result, job.plan, cwd=_here())
+        if result is None and _is_full(job.run.path):
+            text = f"{text}\nlaunch | no space is left for {job.run.path}"
         if not (result or {}).get("attempts"):  # no worker was started: all there is is what the agents' Python said
             text = "".join([*_last_lines(job.run.agents_log), text])
-    Screen().lines(f"{text}\n".encode())
+    Screen().lines(f"{text}\n".encode(errors="backslashreplace"))
     return exit_code
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # deleted while the run went on: its paths are shown in full
+        return Path()
+
+
+def _is_full(path: Path) -> bool:
+    """Whether a disk has no room for even a few lines, which is why the agents could not say how it ended."""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize < _FEW_LINES_BYTES or disk.f_favail == 0 < disk.f_files
 
 
 def _last_lines(path: Path, *, count: int = 12) -> list[str]:

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+
+TYPE_CHECKING = False  # as typing has it, without importing that
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,12 +24,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _complete_streams() -> None:
+    """Make up for standard streams that the parent has closed, and for characters that one of them cannot write."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - open until the end
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def entry() -> NoReturn:
     """The `launch` program: `main` in a process of its own, without what only costs such a short life time.
 
     The collector finds nothing while modules are imported, and there is nothing to tear down at the end.
     """
     gc.disable()
+    _complete_streams()
     code = main()
     try:
         sys.stdout.flush()

@@ -17,8 +17,9 @@ def check(ctx: click.Context, items: tuple[str, ...]) -> None:
 
     from launcher.errors import ExitCode, RecipeError
     from launcher.recipe.loader import load_recipe
+    from launcher.recipe.paths import is_file
 
-    paths = [item for item in items if "=" not in item or Path(item).is_file()]
+    paths = [item for item in items if "=" not in item or is_file(Path(item))]
     overrides = [item for item in items if item not in paths]
     if not paths:
         raise click.UsageError("name a recipe to check")

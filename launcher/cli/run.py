@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.signals import SignalInbox
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, get_executor
+from launcher.recipe.paths import expanded, is_file
 from launcher.runs.create import create, new_run_id, record_event, resolved_recipe
 from launcher.runs.follow import Tail, size_bytes
 
@@ -102,7 +103,7 @@ def _check_target(options: LaunchOptions) -> None:
         message = f"arguments after `--` ({' '.join(options.script_args)}) go with SCRIPT.py, and this is a recipe"
         hint = "KEY=VALUE changes a recipe; a recipe with `script:` has its arguments in `args:`"
         raise RecipeError([Problem(where=options.target, message=message, hint=hint)])
-    if options.target.isidentifier() and not Path(options.target).exists():
+    if options.target.isidentifier() and not os.path.lexists(options.target):
         from difflib import get_close_matches
 
         from launcher.cli.app import COMMANDS
@@ -118,7 +119,7 @@ def likely_name(options: LaunchOptions) -> str:
     if options.name:
         return options.name
     target = Path(options.target)
-    if target.suffix == ".py" or not target.is_file():
+    if target.suffix == ".py" or not is_file(target):
         return target.stem
     named = re.search(rb"^name:[ \t]*([A-Za-z0-9._-]+)", target.read_bytes(), re.MULTILINE)
     return named.group(1).decode() if named else target.stem
@@ -137,7 +138,7 @@ def refuse_unclear_place(where: str | None, facts: Facts) -> None:
 
 def runs_root(flag: str | None, recipe: str | None, environment: Mapping[str, str]) -> Path:
     """Where run directories are made, absolute: --runs-dir, else LAUNCH_RUNS, else the recipe's, else ./runs."""
-    return Path(flag or environment.get("LAUNCH_RUNS") or recipe or "runs").expanduser().absolute()
+    return expanded(flag or environment.get("LAUNCH_RUNS") or recipe or "runs").absolute()
 
 
 def refuse(executor: Executor, plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,7 @@ def _exit(record: RunRecord, plan: Plan) -> str:
         return ""
     if code == ExitCode.STOPPED:
         return f"exit   {code} (stopped, and saved)"
-    if code > 128:
+    if 128 < code <= 128 + signal.SIGRTMAX:
         return f"exit   {code} (128 + signal {code - 128})"
     if record.state is not RunState.FAILED or not record.attempts:
         return f"exit   {code}"

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
+import launcher
 from launcher.errors import Problem
 from launcher.executors.base import JobRef, Observation
 from launcher.planning.plan import Plan, local_agent_argv
@@ -30,7 +31,7 @@ class LocalExecutor:
 
     def check(self, plan: Plan) -> Sequence[Problem]:
         """A fixed port that is taken, an interpreter, package or folder that is not there."""
-        problems = _missing_packages(plan)
+        problems = [*_missing_packages(plan), *_hidden_jobs(plan)]
         if plan.master_port is not None and (holder := _port_holder(plan.master_port)) is not None:
             problems.append(
                 Problem(
@@ -94,7 +95,10 @@ class LocalExecutor:
         if (child := self._children.get(str(ref))) is not None:
             code = child.poll()
             return Observation(alive=code is None, exit_code=code)
-        host, pid, started = _parse(ref)
+        try:
+            host, pid, started = _parse(ref)
+        except ValueError:
+            return Observation(alive=None, detail=f"{ref} is no job of this place")
         if host != socket.gethostname():
             return Observation(alive=None, detail=f"it runs on {host}, this is {socket.gethostname()}")
         return Observation(alive=_is_alive(pid, started))
@@ -118,6 +122,16 @@ def _missing_packages(plan: Plan) -> list[Problem]:
         return []
     message = f"{', '.join(missing)}: not installed for {sys.executable}, which runs the workers"
     return [Problem(where="python", message=message, hint="pip install -c constraints.txt '.[train]'")]
+
+
+def _hidden_jobs(plan: Plan) -> list[Problem]:
+    """Another package of the name `jobs` that stands before ours, by PYTHONPATH."""
+    found = importlib.util.find_spec("jobs") if plan.worker.kind == "job" else None
+    ours = Path(launcher.__file__).resolve().parents[1] / "jobs" / "__init__.py"
+    if found is None or found.origin is None or Path(found.origin).resolve() == ours:
+        return []
+    message = f"{Path(found.origin).parent} hides the training program of the launcher, which is a package `jobs` too"
+    return [Problem(where="PYTHONPATH", message=message, hint="take that folder out of PYTHONPATH for this launch")]
 
 
 def _start(argv: Sequence[str], *, run_id: str, output: int) -> subprocess.Popen[bytes]:

@@ -13,6 +13,7 @@ from launcher.recipe.explain import show
 from launcher.recipe.hints import did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Entry as Written
 from launcher.recipe.nodes import Findings, Keys, Scalar, Table, child, dotted, present
+from launcher.recipe.paths import expanded, is_file, is_folder, real
 from launcher.recipe.schema import Recipe
 from launcher.recipe.typed import annotation_at, annotation_of, describe, fields_of, fits, section_of, typed
 
@@ -151,6 +152,7 @@ def typed_options(root: Table) -> Iterator[tuple[Keys, object]]:
 
 def check_whole(root: Table, findings: Findings) -> None:
     """A recipe trains something of ours, with model, data and train, or runs a script: one of the two."""
+    _check_env(root, findings)
     if present(root, "script"):
         _check_script(root, findings)
         return
@@ -168,6 +170,13 @@ def check_whole(root: Table, findings: Findings) -> None:
             findings.add(root.entries[key].key, message, "leave it out, or name a `script`")
 
 
+def _check_env(root: Table, findings: Findings) -> None:
+    env = section_at(root, ("env",))
+    for name, entry in env.entries.items() if env else ():
+        if not name or "=" in name or "\0" in name:
+            findings.add(entry.key, f"env: {name!r} cannot be the name of a variable", "it is not empty and has no `=`")
+
+
 def _check_script(root: Table, findings: Findings) -> None:
     script = root.entries["script"]
     for key in JOB_ONLY:
@@ -176,8 +185,8 @@ def _check_script(root: Table, findings: Findings) -> None:
             findings.add(root.entries[key].key, message, f"leave out {key}, or script")
     if isinstance(script.value, Scalar):
         path = absolute(script.value)
-        if not path.is_file():
-            what = "is a folder, not a file" if path.is_dir() else "there is no such file"
+        if not is_file(path):
+            what = "is a folder, not a file" if is_folder(path) else "there is no such file"
             near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
             if script.value.literal:  # the target of the command, not a key of a recipe
                 findings.add(script.place, what, near)
@@ -217,4 +226,4 @@ def written_paths(root: Table) -> Iterator[tuple[Keys, Path]]:
 
 def absolute(node: Scalar) -> Path:
     """A path as it was meant where it was written."""
-    return (node.place.folder / Path(node.text).expanduser()).resolve()
+    return real(node.place.folder / expanded(node.text))

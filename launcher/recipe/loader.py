@@ -38,6 +38,7 @@ from launcher.recipe.nodes import (
     put,
     walk,
 )
+from launcher.recipe.paths import expanded, is_file, is_folder, real
 from launcher.recipe.schema import Recipe
 from launcher.recipe.typed import typed
 from launcher.recipe.yamltext import parse_value, parse_yaml
@@ -85,7 +86,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), *, flags: Flags = NO_
         findings.raise_if_any()
         raise AssertionError("a file that cannot be read is a finding")
     tree = _extend(written, findings)
-    return _finish(tree, overrides, flags, text=text, source=path.resolve(), findings=findings)
+    return _finish(tree, overrides, flags, text=text, source=real(path), findings=findings)
 
 
 def script_recipe(
@@ -105,7 +106,7 @@ def script_recipe(
     if args:
         nodes["args"] = Items(values, place)
     tree = Table({key: Entry(place, node) for key, node in nodes.items()}, place)
-    text = dump_yaml({"name": name, "script": str(script.resolve()), **({"args": list(args)} if args else {})})
+    text = dump_yaml({"name": name, "script": str(real(script)), **({"args": list(args)} if args else {})})
     return _finish(tree, overrides, flags, text=text, source=None, findings=Findings())
 
 
@@ -157,8 +158,8 @@ def _extend(tree: Table, findings: Findings) -> Table:
     written = tree.entries.get("extends")
     if written is None or not isinstance(written.value, Scalar) or written.value.null:
         return tree
-    path = written.value.place.folder / Path(written.value.text).expanduser()
-    if not path.is_file():
+    path = written.value.place.folder / expanded(written.value.text)
+    if not is_file(path):
         findings.add(written.place, f"extends: there is no such file: {_shown(path)}", _neighbours(path))
         findings.raise_if_any()
     _, base = _read_file(path, Layer.EXTENDS, findings)
@@ -198,7 +199,7 @@ def _with_flags(tree: Table, flags: Flags) -> Table:
 
 def _read_file(path: Path, layer: Layer, findings: Findings) -> tuple[str, Node | None]:
     """The text and the tree of a file; None, with the reason in `findings`, where it is no recipe at all."""
-    start = Place(_shown(path), layer, path.resolve().parent, line=1, column=1)
+    start = Place(_shown(path), layer, real(path).parent, line=1, column=1)
     text = _read_text(path, start, findings)
     tree = None if text is None else parse_yaml(text, start, findings)
     if tree is not None and not isinstance(tree, Table):
@@ -250,7 +251,7 @@ def _typed_folder(path: Path) -> str:
 def _neighbours(path: Path) -> str:
     """What a mistyped file name may have meant."""
     folder = path.parent
-    if not folder.is_dir():
+    if not is_folder(folder):
         return f"there is no folder {folder}"
     return did_you_mean(path.name, [other.name for other in folder.glob("*.y*ml")])
 

@@ -24,6 +24,9 @@ def _positive_duration(duration: Duration) -> Duration:
 PositiveLength = Annotated[Length, AfterValidator(_positive_length)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive_duration)]
 Auto = Literal["auto"]
+MAX_NODES = 10_000
+MAX_NPROC = 1_024
+"""Far above what anybody has: a number beyond these was not meant."""
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Scalar = str | int | float | bool
@@ -93,7 +96,7 @@ class TrainSection(Section):
     """How often the held-out data is evaluated; null = only at the end."""
     log_every: PositiveLength = Length(50, "steps", "50 steps")
     """How often a progress line is printed. metrics.jsonl has every step."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
 
 
 class ParallelismSection(NamedSection):
@@ -105,8 +108,8 @@ class ParallelismSection(NamedSection):
 class ResourcesSection(Section):
     """`resources:` how much of a machine. Where it runs is never in a recipe."""
 
-    nodes: PositiveInt = 1
-    nproc_per_node: PositiveInt | Auto = "auto"
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
+    nproc_per_node: Annotated[int, Field(ge=1, le=MAX_NPROC)] | Auto = "auto"
     """Workers per node. auto = one per GPU of a node; on CPU one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto = cuda where every node gets a GPU, else cpu."""

@@ -77,6 +77,9 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             return Items(tuple(self.build(item, (*keys, str(i))) for i, item in enumerate(node.value)), place)
         assert isinstance(node, yaml.ScalarNode), "YAML has no fourth kind"
+        if "\0" in node.value and keys[:1] != ("extra",):  # paths, arguments and variables cannot hold it
+            self.findings.add(place, f"{dotted(keys)}: no text may hold the character NUL")
+            return Scalar(node.value.replace("\0", ""), place, plain=False)
         plain = not node.style
         return Scalar(node.value, place, plain=plain, null=plain and is_null(node.value))
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -51,11 +52,33 @@ def create(
 ) -> RunDir:
     """Make the run directory of a plan, and the pointer that finds it from anywhere.
 
-    Raises Refused where a folder cannot be written; nothing is left behind then.
+    Raises Refused where a folder cannot be written, UnicodeEncodeError for a path that is not UTF-8; nothing is left
+    behind then.
     """
     state_folder()  # first, so that a home which cannot be written is found before anything exists
     run = RunDir(Path(plan.run_dir))
     _make_folder(run)
+    try:
+        _fill(run, plan, recipe_text=recipe_text, resolved=resolved, command=command, facts=facts)
+    except (OSError, UnicodeEncodeError) as error:
+        shutil.rmtree(run.path, ignore_errors=True)
+        if isinstance(error, UnicodeEncodeError):
+            raise
+        message = f"the run directory cannot be written: {error.strerror}"
+        hint = "another place for runs: --runs-dir DIR, or LAUNCH_RUNS"
+        raise Refused([Problem(where=str(run.path), message=message, hint=hint)]) from error
+    return run
+
+
+def _fill(
+    run: RunDir,
+    plan: Plan,
+    *,
+    recipe_text: str | None,
+    resolved: Mapping[str, Any],
+    command: Sequence[str],
+    facts: Facts,
+) -> None:
     if recipe_text is not None:
         run.recipe.write_text(recipe_text, encoding="utf-8")
     run.resolved.write_text(dump_yaml(resolved), encoding="utf-8")
@@ -66,7 +89,6 @@ def create(
     run.launch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     record_event(run, "created", command=list(command), user=facts.user, host=facts.hostname)
     write_pointer(run)
-    return run
 
 
 def update_plan(run: RunDir, plan: Plan, *, resolved: Mapping[str, Any]) -> None:

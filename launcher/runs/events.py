@@ -49,7 +49,8 @@ class EventWriter:
         if taken := {"time", "writer"} & fields.keys():
             raise ValueError(f"{event}: {', '.join(sorted(taken))} belongs to every event, not to its fields")
         line: Event = {"time": round(time.time(), 4), "writer": self.writer, "event": event, **fields}
-        os.write(self._fd, (json.dumps(line, ensure_ascii=False) + "\n").encode())
+        # A lone surrogate (a file name that is no UTF-8, in an exception) becomes JSON's own escape.
+        os.write(self._fd, (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
         return line
 
     def close(self) -> None:
@@ -60,7 +61,7 @@ class EventWriter:
 def read_events(run_dir: Path) -> list[Event]:
     """All events of a run, in the order of their times (each writer's own order is kept)."""
     events = [event for path in sorted((run_dir / "events").glob("*.jsonl")) for event in read_lines(path)]
-    return sorted((event for event in events if "event" in event), key=_time_s)
+    return sorted((event for event in events if "event" in event), key=time_of)
 
 
 def read_lines(path: Path) -> Iterator[Event]:
@@ -72,11 +73,12 @@ def read_lines(path: Path) -> Iterator[Event]:
         return
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n") and (event := _parse(line)) is not None:
+            if line.endswith(b"\n") and (event := parse_object(line)) is not None:
                 yield event
 
 
-def _parse(line: bytes) -> Event | None:
+def parse_object(line: bytes) -> Event | None:
+    """A JSON object, or None where the text is none."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -84,6 +86,7 @@ def _parse(line: bytes) -> Event | None:
     return event if isinstance(event, dict) else None
 
 
-def _time_s(event: Event) -> float:
+def time_of(event: Event) -> float:
+    """Seconds since the epoch; 0 for an event without a time."""
     time_s = event.get("time")
     return float(time_s) if isinstance(time_s, int | float) else 0.0

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError, Refused
+from launcher.recipe.paths import expanded, is_file, real
 from launcher.runs.rundir import RunDir
 
 _STAMP = "%Y%m%dT%H%M%S.%f"
+_NAME = re.compile(r"\d{8}T\d{6}\.\d{1,6}_.+\.json")
 _SHOWN = 10
 
 
@@ -48,8 +51,8 @@ class Pointer:
         """The place of the run. It may be gone."""
         try:
             return RunDir(Path(json.loads(self.file.read_bytes())["run_dir"]))
-        except ValueError:
-            return RunDir(self.file)  # cut off by a full disk or a crash: shown as gone, and names itself
+        except (ValueError, KeyError, TypeError):
+            return RunDir(self.file)  # spoiled, or cut off by a full disk or a crash: shown as gone, and names itself
 
     @property
     def gone(self) -> bool:
@@ -89,7 +92,7 @@ def all_runs() -> list[Pointer]:
     """The pointers of all runs, newest first. None of them is opened."""
     folder = state_root() / "runs"
     names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - ten thousand names, no Path for each
-    return [Pointer(folder, name) for name in sorted(names, reverse=True) if name.endswith(".json") and "_" in name]
+    return [Pointer(folder, name) for name in sorted(names, reverse=True) if _NAME.fullmatch(name)]
 
 
 def find_run(text: str) -> RunDir:
@@ -97,9 +100,9 @@ def find_run(text: str) -> RunDir:
 
     `last` is the newest run that is still there. Raises RecipeError, with candidates, when it is not exactly one.
     """
-    path = Path(text).expanduser()
-    if (path / "plan.json").is_file():
-        return RunDir(path.resolve())
+    path = expanded(text)
+    if is_file(path / "plan.json"):
+        return RunDir(real(path))
     if os.sep in text:
         raise _problem(text, "there is no run directory here (no plan.json)", "`launch ls` lists your runs")
     pointers = all_runs()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.runs.events import Event
+from launcher.runs.events import Event, time_of
 from launcher.runs.states import POLICIES, TRANSITIONS, Cause, RunState
 
 NodeRecord = dict[str, Any]
@@ -72,7 +72,7 @@ def fold(
 
 def apply(record: RunRecord, event: Event) -> RunRecord:
     """One event more. The state follows `TRANSITIONS` only: an event that came late changes no state."""
-    time_s = float(event.get("time") or 0.0)
+    time_s = time_of(event)
     record = replace(record, last_event_s=time_s, created_s=time_s if record.created_s is None else record.created_s)
     name = str(event.get("event"))
     if name in _STATES:

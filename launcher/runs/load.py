@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem, Refused
 from launcher.planning.plan import Plan
-from launcher.runs.events import read_events
+from launcher.runs.events import parse_object, read_events
 from launcher.runs.fold import RunRecord, fold
 from launcher.runs.rundir import RunDir
 
@@ -34,12 +33,14 @@ def read_record(run: RunDir, alive: Alive) -> RunRecord:
 
 
 def read_result(run: RunDir) -> dict[str, Any] | None:
-    """The content of result.json, or None while there is none."""
+    """The content of result.json. None while there is none, or for one that a crash of the machine has spoiled.
+
+    The events say how it ended too, and one spoiled run must not hide the others of a list.
+    """
     try:
-        result: dict[str, Any] = json.loads(run.result.read_bytes())
+        return parse_object(run.result.read_bytes())
     except FileNotFoundError:
         return None
-    return result
 
 
 def read_plan(run: RunDir) -> Plan:
@@ -48,6 +49,8 @@ def read_plan(run: RunDir) -> Plan:
         return Plan.from_json(run.plan.read_text(encoding="utf-8"))
     except ValueError as error:
         raise Refused([Problem(where=str(run.plan), message=str(error))]) from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise Refused([Problem(where=str(run.plan), message="this is not a plan of this launcher")]) from error
 
 
 def newest_metrics(path: Path) -> list[dict[str, Any]]:
@@ -60,5 +63,5 @@ def newest_metrics(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     # The last is empty or unfinished; the first is whole only at the beginning of the file.
-    read = [json.loads(line) for line in lines[1 if begin else 0 : -1]]
+    read = [found for line in lines[1 if begin else 0 : -1] if (found := parse_object(line)) is not None]
     return [line for line in read if "step" in line and line.get("attempt") == read[-1].get("attempt")]

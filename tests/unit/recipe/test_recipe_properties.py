@@ -82,7 +82,7 @@ def test_any_override_is_a_value_or_a_recipe_error(tmp_path: Path, overrides: li
 
 
 @quick
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=5))
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8), max_size=5))
 @example(["${a}", "\\${a}", "\\\\${a}\\", "$", "1e3", "null", " x ", "\n", "- a", "#"])
 def test_arguments_survive_the_record(tmp_path: Path, args: list[str]) -> None:
     script = tmp_path / "t.py"
@@ -96,7 +96,7 @@ def test_arguments_survive_the_record(tmp_path: Path, args: list[str]) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(WORDS),
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6) | st.sampled_from(WORDS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1, max_size=4), inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip

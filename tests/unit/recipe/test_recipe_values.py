@@ -135,7 +135,7 @@ def test_quoted_keys_are_text(load: Load) -> None:
 
 def test_quoted_numbers_are_text(fail: Fail) -> None:
     (problem,) = fail(more='resources: {nodes: "2"}\n')
-    assert problem.message == 'resources.nodes: the text "2" is not a whole number >= 1'
+    assert problem.message == 'resources.nodes: the text "2" is not a whole number from 1 to 10000'
     assert problem.hint == "remove the quotes"
 
 

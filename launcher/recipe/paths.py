@@ -1,0 +1,26 @@
+"""Paths as users write them. Questions about one never raise: a bad one gets its message where it is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def expanded(text: str) -> Path:
+    """The path with `~` and `~user` replaced. One of a user that does not exist stays as written."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+
+
+def real(path: Path) -> Path:
+    """The absolute path behind all links. One that leads in a circle stays as it is."""
+    return Path(os.path.realpath(path))
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file. No for a name that no file can have (too long)."""
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for such names
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder. No for a name that no folder can have."""
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for such names
