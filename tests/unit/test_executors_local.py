@@ -25,3 +25,22 @@ def test_a_package_that_the_workers_need_is_missed_before_the_start(
     (problem,) = LocalExecutor().check(plan)
     assert problem.message.startswith(f"{named}: not installed for {sys.executable}")
     assert ".[train]" in problem.hint
+
+
+def test_a_package_jobs_of_the_users_own_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`export PYTHONPATH=.` in a repository that has a folder `jobs/`."""
+    theirs = tmp_path / "jobs" / "__init__.py"
+    theirs.parent.mkdir()
+    theirs.touch()
+    plan = values.plan(tmp_path)
+    plan = replace(plan, worker=replace(plan.worker, kind="job", python=sys.executable, cwd=str(tmp_path)))
+    found = importlib.util.find_spec
+    hidden = importlib.util.spec_from_file_location("jobs", theirs)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: hidden if name == "jobs" else found(name))
+    (problem,) = LocalExecutor().check(plan)
+    assert problem.where == "PYTHONPATH"
+    assert str(theirs.parent) in problem.message
+    script = replace(plan, worker=replace(plan.worker, kind="script"))
+    assert LocalExecutor().check(script) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import subprocess
 from datetime import datetime
@@ -123,3 +125,13 @@ def test_a_new_plan_keeps_the_old_one_and_what_came_of_it(runs_dir: Path) -> Non
         assert (run.path / f"result-{number}.json").read_text() == f"{{}}{number}"
     assert (run.path / "plan-1.json").read_text() == old
     assert "train.seed=1" in (run.path / "plan-2.json").read_text()
+
+
+def test_a_disk_that_fills_up_leaves_nothing_behind(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(run: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("launcher.runs.create.write_pointer", full)
+    with pytest.raises(Refused, match="cannot be written: No space left on device"):
+        values.create(runs_dir)
+    assert list(runs_dir.iterdir()) == []
