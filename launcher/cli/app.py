@@ -17,9 +17,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("launcher.cli.runs:ls", "Runs, newest first."),
     "status": ("launcher.cli.runs:status", "State, nodes, workers, attempts and cause of a run."),
     "logs": ("launcher.cli.logs:logs", "Output of a run; -f follows it."),
+    "report": ("launcher.cli.report:report", "Why a run ended, and where the time went."),
     "cancel": ("launcher.cli.runs:cancel", "Stop a run, with a checkpoint."),
     "resume": ("launcher.cli.resume:resume", "Go on with a run that has ended, under the same id."),
+    "rerun": ("launcher.cli.rerun:rerun", "The same plan again, as a new run."),
+    "diff": ("launcher.cli.diff:diff", "How two runs differ: recipe, code, environment, metrics."),
     "path": ("launcher.cli.runs:path", "Directory of a run, or of one of its checkpoints."),
+    "explain": ("launcher.cli.explain:explain", "Every variable, address, port and interface, and why."),
+    "stacks": ("launcher.cli.stacks:stacks", "Where every rank is now: its Python stack."),
+    "sync": ("launcher.cli.sync:sync", "Upload what W&B kept offline, in order."),
+    "doctor": ("launcher.cli.doctor:doctor", "This machine: what is missing, with a fix each."),
 }
 """Name -> where the click command is, and its line in the help. Nothing is imported to show the help."""
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 def local_agent_argv(python: str, run_dir: str) -> tuple[str, ...]:
@@ -51,16 +51,38 @@ class WorkerPlan:
     kind: str
     """`job`: jobs.train; `script`: a file of the user's."""
     module: str | None
-    """The module whose `main(argv)` is called (kind job)."""
+    """The module whose `main(argv)` is called (kind job), or that is run as `python -m` would (kind script)."""
     script: str | None
-    """Absolute path of the file (kind script)."""
+    """Absolute path of the file (kind script without a module)."""
     argv: tuple[str, ...]
-    """Arguments, unchanged."""
+    """Arguments. `{attempt}` and `{newest}` in them are filled by the agent (`placeholders.fill`)."""
     cwd: str
     preload: tuple[str, ...] | None
     """Modules imported once, before the workers are forked. None = each worker is a fresh interpreter."""
     python: str
     """The interpreter."""
+    adapter: str | None = None
+    """`lightning` or `hf`: its own save on a stop and its own resume are switched on in the worker."""
+    resume_newest: str | None = None
+    """Pattern of paths; what it finds is `{newest}`. Node 0 looks, once per attempt."""
+    resume_argv: tuple[str, ...] = ()
+    """Arguments that are added where `resume_newest` finds something."""
+    progress_log: str | None = None
+    """Regular expression with one group: the step, in what rank 0 prints."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodePlan:
+    """Which code runs: what a resume compares."""
+
+    root: str
+    """The live folder: the workdir of a script, the folder of the package for the built-in job."""
+    snapshot: bool
+    """Whether the workers run a copy, in the run directory's `code/`. Else the live tree."""
+    reason: str
+    """Why there is no snapshot; empty where there is one."""
+    sha256: str
+    """Over names and contents of its files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +135,16 @@ class Plan:
     master_port: int | None
     """None = chosen on node 0, fresh for each attempt."""
     worker: WorkerPlan
+    engine: str = "agent"
+    """`agent`: ours starts and restarts the workers. `torchrun`: ours supervises the plan's torchrun line of each node,
+    where the interpreter has a torch that ours does not know."""
+    engine_reason: str = ""
+    code: CodePlan | None = None
+    """None: a file without a folder of its own."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables whose values are in nothing that is written."""
+    setup: tuple[str, ...] = ()
+    """Lines of bash, run on each node before its agent."""
     env: tuple[EnvVar, ...]
     """Of every worker, sorted by name; ranks, addresses and LAUNCH_* are added per attempt by the agent."""
     env_unset: tuple[str, ...] = ()
@@ -148,11 +180,17 @@ class Plan:
         worker = raw["worker"]
         preload = worker["preload"]
         raw["worker"] = WorkerPlan(
-            **{**worker, "argv": tuple(worker["argv"]), "preload": None if preload is None else tuple(preload)}
+            **{
+                **worker,
+                "argv": tuple(worker["argv"]),
+                "resume_argv": tuple(worker["resume_argv"]),
+                "preload": None if preload is None else tuple(preload),
+            }
         )
+        raw["code"] = None if raw["code"] is None else CodePlan(**raw["code"])
         raw["env"] = tuple(EnvVar(**variable) for variable in raw["env"])
         raw["values"] = tuple(Value(**value) for value in raw["values"])
         raw["limits"] = Limits(**raw["limits"])
-        for key in ("overrides", "env_unset", "agent_argv", "torchrun", "notes"):
+        for key in ("overrides", "env_unset", "secrets", "setup", "agent_argv", "torchrun", "notes"):
             raw[key] = tuple(raw[key])
         return cls(**raw)

@@ -30,6 +30,8 @@ MAX_NPROC = 1_024
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Scalar = str | int | float | bool
+Argument = Scalar | None | tuple[Scalar, ...]
+"""The value of one argument of a script, under its name without the dashes."""
 
 
 class Section(BaseModel):
@@ -177,8 +179,24 @@ class TrackingSection(Section):
     tensorboard: bool = False
 
 
+class ResumeSection(Section):
+    """`resume:` where a script's own checkpoints are, and how it is told to go on from one."""
+
+    newest: str
+    """A pattern of paths, as in `{run_dir}/out/checkpoint-*`; the newest that matches is `{newest}`."""
+    args: dict[str, Argument] = {}
+    """Arguments that are added where there is one: `{resume_from_checkpoint: "{newest}"}`."""
+
+
+class ProgressSection(Section):
+    """`progress:` the step clock of a script."""
+
+    log: str
+    """A regular expression with one group, which finds the step in what rank 0 prints: `step (\\d+)`."""
+
+
 class Recipe(Section):
-    """What is trained, and how. Either `model data train`, or a `script` with `args`."""
+    """What is trained, and how. Either `model data train`, or a `script` (or a `module`) with `args`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$")]
     """First part of the run id: at most 41 letters, digits, `.`, `_`, `-`, beginning with a letter or digit."""
@@ -195,10 +213,21 @@ class Recipe(Section):
     tracking: TrackingSection = TrackingSection()
     script: str | None = None
     """A Python file of your own, relative to this recipe. It sees torchrun's environment."""
-    args: tuple[str, ...] = ()
-    """Arguments of the script, unchanged."""
-    resume: Literal["self"] | None = None
-    """`self`: the script finds its own checkpoint in LAUNCH_CHECKPOINT_DIR. Without it nothing is restarted."""
+    module: str | None = None
+    """A module of your own, run as `python -m` would, in place of `script`: `pkg.train`."""
+    args: dict[str, Argument] | tuple[str, ...] = ()
+    """Arguments of the script: a list, unchanged, or a mapping `{lr: 1e-3, bf16: true}` that becomes `--lr 1e-3 --bf16`
+    (false and null are left out). `{run_dir} {checkpoint_dir} {nodes} {nproc} {attempt} {newest}` are filled in."""
+    resume: Literal["self", "lightning", "hf"] | ResumeSection | None = None
+    """How a restart goes on. `self`: the script finds its own checkpoint in LAUNCH_CHECKPOINT_DIR; `lightning`, `hf`:
+    theirs is switched on from outside; or `{newest, args}`. Without it nothing is restarted."""
+    progress: ProgressSection | None = None
+    python: str | None = None
+    """Interpreter of the workers, relative to this recipe: it needs torch, and nothing of ours. Default: our own."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables that the workers need and nothing may show. They come from your environment."""
+    setup: tuple[str, ...] = ()
+    """Lines of bash that are run on each node before anything else there; what they export, the workers see."""
     preload: bool | tuple[str, ...] = False
     """Workers start from a process that has imported torch (true), and these modules (a list), already."""
     env: dict[str, str] = {}

@@ -77,6 +77,21 @@ class RunDir:
         """Exists from the moment a stop is requested; LAUNCH_STOP_FILE."""
         return self.path / "stop"
 
+    @property
+    def code(self) -> Path:
+        """Copy of the workdir of a script: the same code for every attempt."""
+        return self.path / "code"
+
+    @property
+    def agent_code(self) -> Path:
+        """Our agent, wrapper and client, for an interpreter that has nothing of ours."""
+        return self.path / "agent"
+
+    @property
+    def tmp(self) -> Path:
+        """TMPDIR of the workers: what they leave there does not stay on the machine. Removed at the end."""
+        return self.path / "tmp"
+
     def log(self, *, attempt: int, node: int, rank: int) -> Path:
         """The output of one rank in one attempt: both streams, whole lines."""
         return self.path / "logs" / f"attempt-{attempt}" / f"node-{node}" / f"rank-{rank}.log"

@@ -39,6 +39,12 @@ class Cause(StrEnum):
     SIGNAL = "signal"
     USAGE = "usage"
     OOM = "oom"
+    OOM_KILLED = "oom_killed"
+    CHECKPOINT = "checkpoint"
+    DISK = "disk"
+    SETUP = "setup"
+    HANG = "hang"
+    REPEATED = "repeated"
     PEER_LOST = "peer_lost"
     NODE_LOST = "node_lost"
     RENDEZVOUS = "rendezvous"
@@ -65,6 +71,14 @@ POLICIES: dict[Cause, Policy] = {
     Cause.SIGNAL: Policy(retry=True, sentence="a worker was killed by a signal"),
     Cause.USAGE: Policy(retry=False, sentence="a worker cannot run as written (import, syntax or usage error)"),
     Cause.OOM: Policy(retry=False, sentence="out of memory", hint="a smaller micro-batch, or train.accumulate"),
+    Cause.OOM_KILLED: Policy(
+        retry=False, sentence="killed by the kernel: out of host memory", hint="fewer loader workers, or more memory"
+    ),
+    Cause.CHECKPOINT: Policy(retry=False, sentence="the checkpoint cannot be used"),
+    Cause.DISK: Policy(retry=False, sentence="a checkpoint could not be written", hint="free space, then resume"),
+    Cause.SETUP: Policy(retry=False, sentence="a `setup` line failed"),
+    Cause.HANG: Policy(retry=True, sentence="a collective took longer than network.timeout"),
+    Cause.REPEATED: Policy(retry=False, sentence="the same error at the same step, twice"),
     Cause.PEER_LOST: Policy(retry=True, sentence="a worker lost its peer"),
     Cause.NODE_LOST: Policy(retry=True, sentence="a node was lost"),
     Cause.RENDEZVOUS: Policy(retry=False, sentence="the nodes did not come together"),
