@@ -178,8 +178,10 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
         if not line.startswith("#")
     )
     extras = pyproject()["project"]["optional-dependencies"]
-    for text in [*pyproject()["project"]["dependencies"], *extras["train"], *extras["dev"]]:
+    for text in [*pyproject()["project"]["dependencies"], *(each for extra in extras.values() for each in extra)]:
         requirement = Requirement(text)
+        if requirement.name == "launcher":  # one extra that brings another
+            continue
         assert pins[requirement.name.lower()] in requirement.specifier, text
 
 
