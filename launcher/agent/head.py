@@ -24,6 +24,8 @@ _KILLED = 128 + SIGKILL
 SETTLE_S = 1.0
 """How long a lost peer waits for the failure that it is a consequence of. Ends as soon as that arrives."""
 WAITING_EVERY_S = 10.0
+STACKS_S = 2.0
+"""How long the workers that still run have to write down where they are, once a collective has timed out."""
 SILENCE_S = 20.0
 """An agent that says nothing for this long is lost (they say something every 2 s)."""
 
@@ -105,6 +107,7 @@ class Head:
     first_failure: Failure | None = None
     _nodes: dict[int, _Node] = field(default_factory=dict)
     _suspects: list[Failure] = field(default_factory=list)
+    _hang: Failure | None = None
     _deadline_s: float | None = None
     _since_s: float = 0.0
     _said_waiting_s: float = 0.0
@@ -171,12 +174,7 @@ class Head:
             return effects
         if self.phase is Phase.STOPPING:
             return effects + self._stopped_without_checkpoint(failure)
-        if failure.cause is Cause.PEER_LOST:
-            self._suspects.append(failure)
-            if self._deadline_s is None:
-                self._deadline_s = self.now_s + SETTLE_S
-            return effects
-        return effects + self._act_on(failure)
+        return effects + self._weigh(failure)
 
     def lost(self, node: int, reason: str) -> list[Effect]:
         """The connection to an agent has ended."""
@@ -219,6 +217,8 @@ class Head:
         ]
         if self.phase is Phase.JOINING:
             return effects + self._order_end(self._stopped_end(saved=False))
+        if self._hang is not None:
+            return effects + self._stopped_without_checkpoint(self._hang)
         self.phase, self._deadline_s = Phase.STOPPING, self.now_s + grace_s
         return [*effects, Send({"type": "stop"})]
 
@@ -256,6 +256,7 @@ class Head:
         self.attempt += 1
         self.phase, self._deadline_s = Phase.RUNNING, None
         self._suspects.clear()
+        self._hang = None
         for member in self._nodes.values():
             member.ready, member.done = False, None
         port = self.pick_port()
@@ -268,6 +269,26 @@ class Head:
         }
         started = {"attempt": self.attempt, "master_addr": self.master_addr, "master_port": port}
         return [Record("attempt_started", {**started, "nodes": self.node_count}), Send(order)]
+
+    def _weigh(self, failure: Failure) -> list[Effect]:
+        """What a failure in the middle of an attempt leads to."""
+        if self._hang is not None:
+            return []  # a consequence, or one that timed out a moment later
+        if failure.cause is Cause.HANG:
+            return self._ask_for_stacks(failure)
+        if failure.cause is Cause.PEER_LOST:
+            self._suspects.append(failure)
+            if self._deadline_s is None:
+                self._deadline_s = self.now_s + SETTLE_S
+            return []
+        return self._act_on(failure)
+
+    def _ask_for_stacks(self, failure: Failure) -> list[Effect]:
+        """Who waited is known; for whom, only the others can show, while they live."""
+        self._hang, self._deadline_s = failure, self.now_s + STACKS_S
+        logs = f"logs/attempt-{self.attempt}/node-*/rank-*.log"
+        told = f"{_whose(failure)} waited in vain: the stacks of those that still run go to {logs}"
+        return [Record("stacks_requested", {"attempt": self.attempt}), Say(told), Send({"type": "stacks"})]
 
     def _act_on(self, failure: Failure) -> list[Effect]:
         self.first_failure = failure
@@ -298,6 +319,8 @@ class Head:
 
     def _deadline_passed(self) -> list[Effect]:
         self._deadline_s = None
+        if self.phase is Phase.RUNNING and self._hang is not None:
+            return self._act_on(self._hang)
         if self.phase is Phase.RUNNING and self._suspects:
             return self._act_on(self._suspects[0])
         if self.phase is Phase.STOPPING:

@@ -157,6 +157,8 @@ class NodeAgent:
         kind = message["type"]
         if kind == "stop":
             self._workers.stop()
+        elif kind == "stacks":
+            self._workers.show_stacks()
         elif kind == "end":
             self.exit_code = message["exit_code"]
             self._orders.append(message)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import proc, zygote
+from launcher.agent import proc, stacks, zygote
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
 from launcher.agent.logs import LineFile, Stream, prefixed
 from launcher.agent.loop import Loop
@@ -60,11 +60,12 @@ class Workers:
         self._attempt = 0
         self._empty = True
         self._stopping = False
+        self._showing_stacks = False
         self._watch_zygote(zygote_end)
 
     def start(self, order: Attempt) -> dict[int, int]:
         """Start one worker per local rank; return their pids by local rank."""
-        self._attempt, self._empty = order.attempt, False
+        self._attempt, self._empty, self._showing_stacks = order.attempt, False, False
         self._workers = {}
         for local_rank in range(self._plan.nproc_per_node):
             self._workers[local_rank] = self._start_one(local_rank, order)
@@ -79,6 +80,11 @@ class Workers:
         pids = [worker.pid for worker in self._workers.values() if worker.pid and worker.exit_code is None]
         if pids:
             self._tell({"term": pids})
+
+    def show_stacks(self) -> None:
+        """Have every worker that runs write its stacks into its log, and into that alone: they are many lines."""
+        self._showing_stacks = True
+        stacks.request(worker.pid for worker in self._workers.values() if worker.pid > 0 and worker.exit_code is None)
 
     def kill(self) -> None:
         """End every worker and whatever it left behind; return when nothing is left."""
@@ -132,7 +138,7 @@ class Workers:
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
         worker = _Worker(local_rank=local_rank, rank=rank, log=log, error_file=error_file, file=file, streams=[])
         for fd, is_stderr in ((out_read, False), (err_read, True)):
-            self._watch_stream(worker, fd, on_console=rank == 0 or is_stderr)
+            self._watch_stream(worker, fd, is_stderr=is_stderr)
         try:
             # To a zygote that has died: its end is about to be heard, and fails this worker.
             with contextlib.suppress(ConnectionError):
@@ -142,10 +148,10 @@ class Workers:
             os.close(err_write)
         return worker
 
-    def _watch_stream(self, worker: _Worker, fd: int, *, on_console: bool) -> None:
+    def _watch_stream(self, worker: _Worker, fd: int, *, is_stderr: bool) -> None:
         def take(lines: bytes) -> None:
             worker.file.write(lines)
-            if on_console:
+            if not self._showing_stacks if is_stderr else worker.rank == 0:
                 self._console.write(prefixed(lines, f"{self._node}:{worker.rank}"))
 
         stream = Stream(fd, take)

@@ -7,11 +7,13 @@ Standard library only and run by path, so that nothing of ours is on the script'
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import io
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -20,6 +22,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
+
+STACKS_SIGNAL = signal.SIGRTMAX - 3
+"""Nobody else's: the ordinary ones have meanings, the first real-time ones are the C library's own."""
+
+
+def show_stacks_on_signal() -> None:
+    """From now on STACKS_SIGNAL makes this process write the Python stacks of its threads on descriptor 2.
+
+    In C, without the interpreter: also from a loop that never lets go of it, or from inside a collective.
+    """
+    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True, chain=False)
 
 
 def run_script(script: str, argv: Sequence[str]) -> None:
@@ -120,6 +133,7 @@ def _from_file(trace: TracebackType | None, file: str | None) -> TracebackType |
 
 def main() -> NoReturn:
     """`python -P wrapper.py script.py args...`."""
+    show_stacks_on_signal()
     script, *argv = sys.argv[1:]
     leave(guarded(lambda: run_script(script, argv), below=script), finish=True)
 

@@ -189,6 +189,7 @@ def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int]) -> NoRet
         os.dup2(fd, target)
         os.close(fd)
     sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
+    wrapper.show_stacks_on_signal()
     # A traceback begins in the user's script, or in the job, not in what is around it.
     entry = start.script or getattr(sys.modules.get(start.module or ""), "__file__", None)
     wrapper.leave(wrapper.guarded(lambda: _work(start), below=entry), finish=start.module is None)

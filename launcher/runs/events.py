@@ -9,8 +9,8 @@ node-<k>, the agent of a node:
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error}
 head, the head agent:
     node_joined {node} · waiting {missing, waited_s} · attempt_started {attempt, master_addr, master_port, world_size} ·
-    failure {attempt, node, rank, cause, exit_code, message, log} · attempt_ended {attempt, cause} ·
-    restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
+    failure {attempt, node, rank, cause, exit_code, message, log} · stacks_requested {attempt} ·
+    attempt_ended {attempt, cause} · restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
     finished {state, cause, exit_code}
 worker, rank 0:
     training_started {attempt, step, resumed_from, total_steps, steps_per_epoch} ·

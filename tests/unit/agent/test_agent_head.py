@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 
 from launcher.agent.causes import Failure
-from launcher.agent.head import SETTLE_S, SILENCE_S, WAITING_EVERY_S, Effect, Finish, Head, Phase, Record, Say, Send
+from launcher.agent.head import (
+    SETTLE_S,
+    SILENCE_S,
+    STACKS_S,
+    WAITING_EVERY_S,
+    Effect,
+    Finish,
+    Head,
+    Phase,
+    Record,
+    Say,
+    Send,
+)
 from launcher.runs.states import POLICIES, Cause, RunState
 
 GRACE_S = 30.0
@@ -180,7 +192,9 @@ class TestEnd:
 
 
 class TestFailure:
-    @pytest.mark.parametrize("cause", [cause for cause in Cause if POLICIES[cause].retry and cause != Cause.PEER_LOST])
+    @pytest.mark.parametrize(
+        "cause", [cause for cause in Cause if POLICIES[cause].retry and cause not in (Cause.PEER_LOST, Cause.HANG)]
+    )
     def test_what_may_pass_is_restarted(self, cause: Cause) -> None:
         head = running()
         effects = head.failed(failure(head, node=1, rank=3, cause=cause))
@@ -447,3 +461,49 @@ def test_who_comes_after_the_end_is_sent_away() -> None:
     for node in range(2):
         head.done(node, 1, {node: 0})
     assert sent(head.joined(1, "n1")) == [("end", 1)]
+
+
+class TestHang:
+    """F072: a collective that timed out. Who waited is known; the others are asked where they are before they end."""
+
+    def test_the_others_show_their_stacks_before_they_are_killed(self) -> None:
+        head = running()
+        effects = head.failed(failure(head, cause=Cause.HANG))
+        assert sent(effects) == [("stacks", None)]
+        assert recorded(effects) == ["failure", "stacks_requested"]
+        assert "rank 0 on node 0 waited in vain" in said(effects)
+        head.now_s += STACKS_S - 0.1
+        assert head.tick() == []
+        head.now_s += 0.2
+        effects = head.tick()
+        assert sent(effects) == [("kill", None)]
+        assert recorded(effects) == ["attempt_ended", "restarting"]
+        assert head.first_failure is not None
+        assert head.first_failure.cause is Cause.HANG
+
+    def test_what_fails_meanwhile_is_recorded_and_changes_nothing(self) -> None:
+        head = running(max_restarts=0)
+        head.failed(failure(head, cause=Cause.HANG))
+        assert recorded(head.failed(failure(head, node=1, rank=1, cause=Cause.PEER_LOST))) == ["failure"]
+        assert recorded(head.failed(failure(head, node=1, rank=1))) == ["failure"]
+        head.now_s += STACKS_S
+        head.tick()
+        assert finish_of(all_ready(head)).cause is Cause.HANG
+
+    def test_a_stop_does_not_wait_for_the_stacks(self) -> None:
+        head = running()
+        head.failed(failure(head, cause=Cause.HANG, exit_code=1))
+        assert sent(head.stop(0, "Ctrl-C", 2)) == [("kill", None)]
+        end = finish_of(all_ready(head))
+        assert (end.state, end.exit_code) == (RunState.CANCELLED, 1)
+
+    def test_the_next_attempt_has_forgotten_it(self) -> None:
+        head = running()
+        head.failed(failure(head, cause=Cause.HANG))
+        head.now_s += STACKS_S
+        for node in range(2):
+            head.heard(node)
+        head.tick()
+        all_ready(head)
+        assert head.phase is Phase.RUNNING
+        assert sent(head.failed(failure(head))) == [("kill", None)]
