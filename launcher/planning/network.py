@@ -89,6 +89,7 @@ def resolve_network(
         *(Setting(name=name, value=value, origin="default", rank=3) for name, value in DEFAULTS.items()),
     ]
     env, unset = _settle(settings, facts.torch_version, remarks)
+    env = _one_watch(env, facts.torch_version, remarks)
     if one_machine:
         _check_gloo_interface(env, facts, remarks)
     return Network(
@@ -301,6 +302,25 @@ def _report(name: str, winner: Setting, losers: Sequence[Setting], remarks: Rema
             remarks.notes.append(
                 f"{name}={winner.value} from {winner.origin}; {spelled}{loser.value} from {loser.origin} is not used"
             )
+
+
+def _one_watch(env: Sequence[EnvVar], torch_version: str | None, remarks: Remarks) -> tuple[EnvVar, ...]:
+    """One of NCCL's two ways to notice a timeout: torch ignores the second without a word that anyone sees (F072)."""
+    blocking, handling = (
+        current_name(name, torch_version) for name in ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    )
+    given = {variable.name: variable for variable in env}
+    if blocking not in given or given[blocking].value.lower() not in ("1", "t", "true", "y", "yes"):
+        return tuple(env)
+    if given[handling].origin == "default":
+        off = EnvVar(name=handling, value="0", origin=f"default beside {blocking}")
+        return tuple(off if variable.name == handling else variable for variable in env)
+    if given[handling].value != "0":
+        values = f"{blocking}={given[blocking].value} and {handling}={given[handling].value}"
+        key = given[handling].origin.removeprefix("recipe:")
+        hint = "leave both out: network.timeout then ends a collective that takes longer"
+        remarks.problems.append(Finding(key, f"{values}: torch obeys only the first", hint))
+    return tuple(env)
 
 
 def _check_gloo_interface(env: Sequence[EnvVar], facts: Facts, remarks: Remarks) -> None:

@@ -232,3 +232,27 @@ def test_a_host_without_ipv4_is_reached_over_ipv6() -> None:
     made = plan(job(), facts(interfaces=(Interface(name="lo", addresses=("::1",), loopback=True),)))
     assert made.nodes[0].address == "::1"
     assert "--master-addr ::1 " in made.torchrun[0]
+
+
+class TestOneWatch:
+    """F072: blocking wait and asynchronous error handling are two answers to one question."""
+
+    def test_blocking_wait_takes_the_place_of_the_default(self) -> None:
+        made = plan(job(network={"torch_nccl": {"BLOCKING_WAIT": True}}), facts())
+        assert env(made)["TORCH_NCCL_BLOCKING_WAIT"] == "1"
+        assert env(made)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+        assert origins(made)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "default beside TORCH_NCCL_BLOCKING_WAIT"
+
+    def test_off_leaves_the_default(self) -> None:
+        made = plan(job(network={"torch_nccl": {"BLOCKING_WAIT": False}}), facts())
+        assert env(made)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+
+    def test_both_named_is_a_problem_with_both_values(self) -> None:
+        network = {"torch_nccl": {"BLOCKING_WAIT": True, "ASYNC_ERROR_HANDLING": 3}}
+        with pytest.raises(RecipeError, match="BLOCKING_WAIT=1 and TORCH_NCCL_ASYNC_ERROR_HANDLING=3"):
+            plan(job(network=network), facts())
+
+    def test_both_from_the_environment_is_a_problem_too(self) -> None:
+        given = {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        with pytest.raises(RecipeError, match="torch obeys only the first"):
+            plan(job(), facts(environment=given))
