@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.planning.codefacts import CodeFacts
+
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_")
 FORWARDED_NAMES = frozenset(
     {"OMP_NUM_THREADS", "WANDB_MODE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"}
@@ -67,6 +69,8 @@ class Facts:
     slurm_configured: bool
     git: dict[str, Any] = field(default_factory=lambda: {"sha": None, "dirty": False})
     """{"sha": str | None, "dirty": bool}"""
+    code: CodeFacts | None = None
+    """The code that is launched. None: nobody asked."""
 
     @property
     def num_cpus(self) -> int:
@@ -111,6 +115,7 @@ def facts_from_json(text: str) -> Facts:
     raw["interfaces"] = tuple(
         Interface(**{**interface, "addresses": tuple(interface["addresses"])}) for interface in raw["interfaces"]
     )
+    raw["code"] = CodeFacts(**raw["code"]) if raw.get("code") else None
     return Facts(**raw)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import posixpath
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.planning.arguments import words_of
+from launcher.planning.codeplan import with_code
 from launcher.planning.network import Network, pick_family, resolve_network
+from launcher.planning.placeholders import fill, fill_plan
 from launcher.planning.plan import Limits, Plan, Value, WorkerPlan, local_agent_argv
 from launcher.planning.topology import (
     Device,
@@ -23,6 +27,7 @@ from launcher.planning.topology import (
 )
 from launcher.planning.torchrun import torchrun_lines
 from launcher.planning.variables import worker_variables
+from launcher.recipe.schema import ResumeSection
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -61,6 +66,12 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
         raise RecipeError([_placed(finding, loaded) for finding in findings])
     resumable = not recipe.is_script or recipe.resume is not None
     run_dir = _absolute(facts.cwd, posixpath.join(runs_dir, run_id))
+    placeholders = {
+        "run_dir": run_dir,
+        "checkpoint_dir": f"{run_dir}/checkpoints",
+        "nodes": str(recipe.resources.nodes),
+        "nproc": str(device.nproc_per_node),
+    }
     plan = Plan(
         run_id=run_id,
         name=recipe.name,
@@ -78,7 +89,7 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
         interface=network.interface,
         threads=threads.count,
         master_port=None if recipe.network.master_port == "auto" else recipe.network.master_port,
-        worker=_worker(loaded, facts),
+        worker=_worker(loaded, facts, placeholders),
         env=env,
         env_unset=network.unset,
         limits=_limits(recipe, resumable=resumable),
@@ -88,7 +99,9 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
         notes=(*_notes(recipe, device, one_machine=one_machine, resumable=resumable), *remarks.notes),
     )
     overrides = _overrides(loaded, facts, document, device)
-    return dataclasses.replace(plan, torchrun=tuple(torchrun_lines(plan, overrides=overrides, cwd=facts.cwd)))
+    # By hand it is the user's own file that runs, so these lines come first.
+    plan = dataclasses.replace(plan, torchrun=tuple(torchrun_lines(plan, overrides=overrides, cwd=facts.cwd)))
+    return with_code(plan, facts.code)
 
 
 def _placed(finding: Finding, loaded: LoadedRecipe) -> Problem:
@@ -108,25 +121,37 @@ def _own_address(facts: Facts) -> str:
     return family.addresses[0] if family else "127.0.0.1"
 
 
-def _worker(loaded: LoadedRecipe, facts: Facts) -> WorkerPlan:
+def _worker(loaded: LoadedRecipe, facts: Facts, placeholders: Mapping[str, str]) -> WorkerPlan:
     """What each rank runs, and where."""
     recipe = loaded.recipe
     folder = facts.cwd if loaded.source is None else str(loaded.source.parent)
     cwd = facts.cwd if recipe.workdir is None else _absolute(folder, recipe.workdir)
-    if recipe.script is None:
+    if not recipe.is_script:
         return WorkerPlan(
             kind="job", module=JOB_MODULE, script=None, argv=(), cwd=cwd, preload=JOB_PRELOAD, python=facts.python
         )
-    preload = recipe.preload
+    preload, resume = recipe.preload, recipe.resume
+    pattern = resume.newest if isinstance(resume, ResumeSection) else None
     return WorkerPlan(
         kind="script",
-        module=None,
-        script=_absolute(folder, recipe.script),
-        argv=recipe.args,
+        module=recipe.module,
+        script=None if recipe.script is None else _absolute(folder, recipe.script),
+        argv=tuple(fill_plan(word, placeholders) for word in words_of(recipe.args)),
         cwd=cwd,
         preload=(() if preload else None) if isinstance(preload, bool) else preload,
         python=facts.python,
+        adapter=resume if resume in ("lightning", "hf") else None,
+        resume_newest=None if pattern is None else _absolute(cwd, fill(pattern, _for_glob(placeholders))),
+        resume_argv=tuple(
+            fill_plan(word, placeholders) for word in words_of(resume.args if isinstance(resume, ResumeSection) else ())
+        ),
+        progress_log=None if recipe.progress is None else recipe.progress.log,
     )
+
+
+def _for_glob(placeholders: Mapping[str, str]) -> dict[str, str]:
+    """A folder whose name has a `[` or `*` in it is that folder."""
+    return {name: glob.escape(value) for name, value in placeholders.items()}
 
 
 def _limits(recipe: Recipe, *, resumable: bool) -> Limits:

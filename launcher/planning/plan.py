@@ -83,6 +83,9 @@ class CodePlan:
     """Why there is no snapshot; empty where there is one."""
     sha256: str
     """Over names and contents of its files."""
+    files: int = 0
+    """How many files are copied, or watched in the live tree."""
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from launcher.planning.codeplan import code_text
 from launcher.planning.worker_env import worker_env
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def _summary(plan: Plan, facts: Facts | None) -> list[str]:
     rows = [
         ("recipe", plan.recipe_source or "none: a script of your own"),
         ("runs", _program(plan)),
+        *([("code", code_text(plan.code))] if plan.code is not None else []),
         ("in", plan.worker.cwd),
         ("where", _where(plan)),
         ("workers", f"{plan.world_size} = {_count(len(plan.nodes), 'node')} x {plan.nproc_per_node} per node"),

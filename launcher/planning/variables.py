@@ -9,6 +9,7 @@ from launcher.planning.network import PREFIXES
 from launcher.planning.plan import EnvVar
 from launcher.planning.topology import Finding
 from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES
+from launcher.redact import is_secret_name
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -30,7 +31,6 @@ INSTEAD = {
 """What to do in place of setting a name that is ours, where there is something to do."""
 
 _OWNED = (TORCHRUN_NAMES | LAUNCH_NAMES | INSTEAD.keys()) - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
-_SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_PASSWORD", "_ACCESS_KEY")
 
 
 def worker_variables(
@@ -77,5 +77,5 @@ def _check_name(name: str, value: str, threads: Threads, remarks: Remarks) -> No
         remarks.problems.append(
             Finding(key, f"{key}: {value} here, but resources.threads is {threads.value}", "keep one of the two")
         )
-    elif name.upper().endswith(_SECRET_ENDINGS):
+    elif is_secret_name(name):
         remarks.notes.append(f"{key} looks like a secret and is kept in the run directory; export it before `launch`")

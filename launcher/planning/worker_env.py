@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.planning.plan import Plan
+from launcher.redact import NAMES_VARIABLE
 
 TORCHRUN_NAMES = frozenset(
     {
@@ -98,6 +99,7 @@ def worker_env(
         "LAUNCH_STOP_FILE": f"{plan.run_dir}/stop",
         "LAUNCH_ATTEMPT": str(attempt),
         "LAUNCH_NODE": str(node),
+        **({NAMES_VARIABLE: ",".join(plan.secrets)} if plan.secrets else {}),
     }
 
 

@@ -47,4 +47,12 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if bare else '"')
 
 
+def _represent_float(dumper: _Dumper, number: float) -> yaml.ScalarNode:
+    """As Python writes it, and as it was written: an argument of a script is these very characters."""
+    text = repr(number)
+    kind = "float" if "." in text else "str"  # a bare `1e-05` is text to PyYAML, and would get a tag
+    return dumper.represent_scalar(f"tag:yaml.org,2002:{kind}", text)
+
+
 _Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(float, _represent_float)

@@ -30,8 +30,8 @@ MAX_NPROC = 1_024
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Scalar = str | int | float | bool
-Argument = Scalar | None | tuple[Scalar, ...]
-"""The value of one argument of a script, under its name without the dashes."""
+Argument = Scalar | None | tuple[str | int | float, ...]
+"""The value of one argument of a script, under its name without the dashes. Items of a list stay as written."""
 
 
 class Section(BaseModel):
@@ -241,5 +241,5 @@ class Recipe(Section):
 
     @property
     def is_script(self) -> bool:
-        """Whether the workers run a file of the user's own."""
-        return self.script is not None
+        """Whether the workers run a file or a module of the user's own."""
+        return self.script is not None or self.module is not None
