@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher import redact
+
 _MAX_LINE_BYTES = 1 << 20
 """A longer "line" (a progress bar that never ends one) is written in pieces."""
 MAX_LOG_BYTES = 1 << 30
@@ -15,18 +17,20 @@ MAX_LOG_BYTES = 1 << 30
 
 
 class LineFile:
-    """A file that only ever gets whole lines, several writers at once included (O_APPEND, one write each)."""
+    """A file of whole lines, several writers at once included (O_APPEND, one write each), and no secrets."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._left_bytes = max_bytes
         self._lost_bytes = 0
+        self._redactor = redact.own()
 
     def write(self, lines: bytes) -> None:
         """Append bytes that end in a line end."""
         if self._left_bytes <= 0:
             return
+        lines = self._redactor.data(lines)
         self._left_bytes -= len(lines)
         if self._left_bytes <= 0:
             lines += b"launch: this log has reached its limit; what follows is dropped\n"
@@ -49,13 +53,14 @@ class LineFile:
 
 
 class Stream:
-    """The read end of a worker's stdout or stderr, cut into whole lines."""
+    """The read end of a worker's stdout or stderr, cut into whole lines without secrets."""
 
     def __init__(self, fd: int, on_lines: Callable[[bytes], None]) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._on_lines = on_lines
         self._rest = b""
+        self._redactor = redact.own()
 
     def fileno(self) -> int:
         """The descriptor, for the loop."""
@@ -86,17 +91,20 @@ class Stream:
             left_bytes -= len(data)
             self._take(data)
         if self._rest:
-            self._on_lines(self._rest + b"\n")
+            self._on_lines(self._redactor.data(self._rest) + b"\n")
             self._rest = b""
         os.close(self._fd)
 
     def _take(self, data: bytes) -> None:
         whole, line_end, rest = (self._rest + data).rpartition(b"\n")
-        if len(rest) > _MAX_LINE_BYTES:
-            whole, line_end, rest = whole + line_end + rest, b"\n", b""
+        if len(rest) > _MAX_LINE_BYTES + self._redactor.longest_bytes:
+            rest = self._redactor.data(rest)
+            # What may be the beginning of a secret waits for its end.
+            cut = max(0, len(rest) - self._redactor.longest_bytes)
+            whole, line_end, rest = whole + line_end + rest[:cut], b"\n", rest[cut:]
         self._rest = rest
         if line_end:
-            self._on_lines(whole + line_end)
+            self._on_lines(self._redactor.data(whole) + line_end)
 
 
 def prefixed(lines: bytes, prefix: str) -> bytes:

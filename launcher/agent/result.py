@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+from launcher import redact
 from launcher.agent.causes import Failure
 from launcher.agent.head import Finish
 from launcher.planning.plan import Plan
@@ -21,7 +22,7 @@ def write_result(
     result = make_result(plan, finish, events, attempt=attempt, restarts=restarts, first=first)
     unfinished = run.result.with_suffix(".tmp")
     with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(result, file, indent=1, ensure_ascii=False)
+        file.write(redact.own().text(json.dumps(result, indent=1, ensure_ascii=False)))
         file.flush()
         os.fsync(file.fileno())
     unfinished.rename(run.result)

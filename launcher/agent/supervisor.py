@@ -16,6 +16,7 @@ import time
 import traceback
 from typing import NoReturn
 
+from launcher import redact
 from launcher.agent import channel, proc, zygote
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
 from launcher.agent.head import Finish
@@ -46,7 +47,9 @@ def supervise(run: RunDir, *, wait: bool) -> NoReturn:
     proc.adopt_orphans()
     zygote.preload(_ENGINE)
     watch_fd = _wait_for_go(run) if wait else None
+    sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
     plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    redact.remember(plan.secrets)
     # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
     listener = channel.listen(plan.nodes[0].address)
     try:

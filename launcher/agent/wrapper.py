@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
+import importlib.util
 import io
 import json
 import os
@@ -21,7 +22,20 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
+
+
+def _load(path: Path) -> Any:
+    """A module of ours by its path: it cannot be imported here, and what it imports must not be the user's."""
+    spec = importlib.util.spec_from_file_location(f"_launch_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_redact = _load(Path(__file__).parents[1] / "redact.py")
 
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 """Nobody else's: the ordinary ones have meanings, the first real-time ones are the C library's own."""
@@ -66,8 +80,6 @@ def write_error_file(error: BaseException, trace: TracebackType | None, text: st
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
-    frames = traceback.extract_tb(trace)
-    place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
     record = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
@@ -75,14 +87,36 @@ def write_error_file(error: BaseException, trace: TracebackType | None, text: st
         },
         "exception": type(error).__name__,
         "exception_bases": [base.__name__ for base in type(error).__mro__],
-        "place": place,
+        "place": _place(error, traceback.extract_tb(trace)),
+        "step": step if isinstance(step := getattr(error, "launch_step", None), int) else None,
     }
     # The exception may have come from anywhere, a full disk included; the traceback on stderr is there in any case.
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(record))
+        Path(path).write_text(_redact.own().text(json.dumps(record)))
     except OSError as failure:
         sys.stderr.write(f"launch: the error file could not be written: {failure}\n")
+
+
+def _place(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """Where it happened, in the code of who wrote the script: the innermost frame that is in no library."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    if not frames:
+        return ""
+    root = os.path.dirname(os.path.abspath(frames[0].filename))
+    own = [frame for frame in frames if not frame.filename.startswith("<") and _is_own(frame.filename, root)]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
+
+
+def _is_own(file: str, root: str) -> bool:
+    """Whether a file is beside the script (which may be installed itself), or in no folder of libraries."""
+    path = os.path.abspath(file)
+    if path.startswith(root + os.sep):
+        path = path[len(root) :]
+    foreign = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, os.path.dirname(__file__) + os.sep)
+    return not (path.startswith(foreign) or f"{os.sep}site-packages{os.sep}" in path or "dist-packages" in path)
 
 
 def leave(code: int, *, finish: bool) -> NoReturn:

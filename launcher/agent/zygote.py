@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
+from launcher import redact
 from launcher.agent import proc, wrapper
 
 _MAX_DATAGRAM_BYTES = 1 << 16
@@ -256,6 +257,7 @@ def _read_start(description: int) -> WorkerStart:
 def main() -> NoReturn:
     """A replacement zygote: `python -m launcher.agent.zygote FD MODULES...`."""
     sock = socket.socket(fileno=int(sys.argv[1]))
+    sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
     preload(sys.argv[2:])
     serve(sock)
 

@@ -32,6 +32,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from launcher import redact
+
 Event = dict[str, Any]
 
 
@@ -50,7 +52,8 @@ class EventWriter:
             raise ValueError(f"{event}: {', '.join(sorted(taken))} belongs to every event, not to its fields")
         line: Event = {"time": round(time.time(), 4), "writer": self.writer, "event": event, **fields}
         # A lone surrogate (a file name that is no UTF-8, in an exception) becomes JSON's own escape.
-        os.write(self._fd, (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
+        data = (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+        os.write(self._fd, redact.own().data(data))
         return line
 
     def close(self) -> None:
