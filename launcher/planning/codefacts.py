@@ -1,8 +1,8 @@
 """Which code a run is: its files and their hashes. Probing, as `facts` does, and pure comparison.
 
-A script whose workdir is a git repository gets a copy of what git knows or would add (tracked and untracked, not ignored).
-What git ignores (data, built extensions, outputs) is linked to the live tree, so that paths next to a script's own file
-lead where they did. Everything else runs from the live tree, whose Python files are hashed.
+A script whose workdir is a git repository gets a copy of what git knows or would add (tracked and untracked, not
+ignored). What git ignores (data, built extensions, outputs) is linked to the live tree, so that paths next to a
+script's own file lead where they did. Everything else runs from the live tree, whose Python files are hashed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -27,9 +27,22 @@ LIVE_FOLDERS_LIMIT = 1_000
 LINKS_LIMIT = 2_000
 GIT_LIMIT_S = 10.0
 
-PRIVATE = (".env", ".env.*", ".netrc", ".pypirc", "*.pem", "*.key", "*.p12", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519")
+PRIVATE = (
+    ".env",
+    ".env.*",
+    ".netrc",
+    ".pypirc",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "id_rsa",
+    "id_dsa",
+    "id_ecdsa",
+    "id_ed25519",
+)
 """Names of files that hold secrets and no code. They stay where they are."""
-_NEVER = ("__pycache__", "*.py[cod]", ".git")
+_NEVER = ("__pycache__", "*.py[cod]", ".*")
+"""What is ignored and not even linked: bytecode, and what tools keep for themselves."""
 _OF_A_RUN = {"plan.json", "resolved.yaml", "launch.json"}
 """A folder that has these is the record of a run, in whatever place runs were made before."""
 _NO_CODE = ("site-packages", "node_modules", "__pycache__")
@@ -50,8 +63,8 @@ class CodeSource:
     module: str | None
     runs_dir: str
     """Where run directories are made: no part of any code."""
-    secrets: tuple[bytes, ...] = field(default=(), repr=False)
-    """Values that no copy may hold."""
+    holds_secret: Callable[[bytes], bool] = lambda content: False
+    """Whether a text has a secret of the user's in it, which no copy may hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +157,6 @@ def file_digest(path: Path) -> str:
 def is_link(digest: str) -> bool:
     """Whether it is that of a symbolic link."""
     return digest.startswith(_LINK)
-
-
-def holds(content: bytes, secrets: Iterable[bytes]) -> bool:
-    """Whether a text has a secret in it."""
-    return any(secret in content for secret in secrets)
 
 
 def code_roots(source: CodeSource) -> list[str]:
@@ -276,7 +284,7 @@ def _hashed(
             files[path] = file_digest(Path(source.root, path))
             continue
         content = Path(source.root, path).read_bytes()
-        if holds(content, source.secrets):
+        if source.holds_secret(content):
             skipped[path] = "it holds the value of a secret"
             continue
         files[path] = hashlib.sha256(content).hexdigest()
@@ -285,9 +293,7 @@ def _hashed(
     links = {path: os.path.join(source.root, path) for path in outside[:LINKS_LIMIT]}  # noqa: PTH118
     if len(outside) > LINKS_LIMIT:
         skipped["(ignored files)"] = f"{len(outside):,} of them, of which {LINKS_LIMIT:,} are linked"
-    return CodeFacts(
-        root=source.root, snapshot=True, files=files, size_bytes=size_bytes, links=links, skipped=skipped
-    )
+    return CodeFacts(root=source.root, snapshot=True, files=files, size_bytes=size_bytes, links=links, skipped=skipped)
 
 
 def _linkable(ignored: Iterable[str], source: CodeSource) -> Iterator[str]:
@@ -325,9 +331,7 @@ def _python_files(folder: str, runs_dir: str) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".")
-            and name not in _NO_CODE
-            and os.path.join(here, name) != runs_dir  # noqa: PTH118
+            if not name.startswith(".") and name not in _NO_CODE and os.path.join(here, name) != runs_dir  # noqa: PTH118
         )
         for name in sorted(names):
             if name.endswith(".py"):

@@ -66,7 +66,7 @@ def _summary(plan: Plan, facts: Facts | None) -> list[str]:
     if facts is not None:
         torch = "no torch" if facts.torch_version is None else f"torch {facts.torch_version}"
         machine = f"{facts.hostname}: {_count(facts.num_cpus, 'CPU')}, {_count(len(facts.gpus), 'GPU')}"
-        rows.insert(3, ("machine", f"{machine}, Python {facts.python_version}, {torch}"))
+        rows.insert(-4, ("machine", f"{machine}, Python {facts.python_version}, {torch}"))
     return [f"{name:<9}{value}" for name, value in rows]
 
 

@@ -83,6 +83,11 @@ class RunDir:
         return self.path / "code"
 
     @property
+    def code_record(self) -> Path:
+        """Which files the code of the run has, by their hashes."""
+        return self.path / "code.json"
+
+    @property
     def agent_code(self) -> Path:
         """Our agent, wrapper and client, for an interpreter that has nothing of ours."""
         return self.path / "agent"
