@@ -69,6 +69,13 @@ def _folder_is_gone() -> bool:
 
 def show_problems(problems: Sequence[Problem], exit_code: ExitCode, *, as_json: bool) -> int:
     """Print problems on standard error, and on request as one JSON line on standard output. Returns the exit code."""
+    from launcher import redact
+
+    redactor = redact.own()
+    problems = [
+        Problem(where=redactor.text(each.where), message=redactor.text(each.message), hint=redactor.text(each.hint))
+        for each in problems
+    ]
     for problem in problems:
         print(problem, file=sys.stderr)
     if as_json:
@@ -99,9 +106,10 @@ def _fault(error: Exception) -> Problem:
     import time
     import traceback
 
+    from launcher import redact
     from launcher.runs.find import state_root
 
-    text = "".join(traceback.format_exception(error))
+    text = redact.own().text("".join(traceback.format_exception(error)))
     path = state_root() / "faults" / f"{time.time_ns()}-{os.getpid()}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
+from launcher import redact
 from launcher.cli.signals import SignalInbox
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, get_executor
@@ -142,7 +143,12 @@ def runs_root(flag: str | None, recipe: str | None, environment: Mapping[str, st
 
 
 def refuse(executor: Executor, plan: Plan) -> None:
-    """Raise Refused with every reason why a plan cannot run in its place."""
+    """Raise Refused with every reason why a plan cannot run in its place, RecipeError where a secret is in it."""
+    from launcher.planning.leaks import secret_problems
+
+    redact.remember(plan.secrets)
+    if leaks := secret_problems(plan, redact.own()):
+        raise RecipeError(leaks)
     if problems := executor.check(plan):
         raise Refused(problems)
 

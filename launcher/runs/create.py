@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import launcher
+from launcher import redact
 from launcher.errors import Problem, Refused
 from launcher.recipe.dump import dump_yaml
 from launcher.runs.events import EventWriter
@@ -79,13 +80,15 @@ def _fill(
     command: Sequence[str],
     facts: Facts,
 ) -> None:
+    redact.remember(plan.secrets)
+    redactor = redact.own()
     if recipe_text is not None:
-        run.recipe.write_text(recipe_text, encoding="utf-8")
+        run.recipe.write_text(redactor.text(recipe_text), encoding="utf-8")
     run.resolved.write_text(dump_yaml(resolved), encoding="utf-8")
     run.plan.write_text(plan.to_json(), encoding="utf-8")
     _write_token(run.token)
     (run.path / "logs").mkdir()
-    record = launch_record(plan, command=command, facts=facts)
+    record = redactor.document(launch_record(plan, command=command, facts=facts))
     run.launch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     record_event(run, "created", command=list(command), user=facts.user, host=facts.hostname)
     write_pointer(run)
@@ -190,5 +193,6 @@ def _git_diff(cwd: str) -> dict[str, Any]:
         return {"diff": None, "diff_missing": str(error)}
     if done.returncode:
         return {"diff": None, "diff_missing": done.stderr.decode(errors="replace").strip()}
-    text = done.stdout[:_DIFF_LIMIT_BYTES].decode(errors="replace")
+    clean = redact.own().data(done.stdout)  # before it is cut: half a secret would not be found
+    text = clean[:_DIFF_LIMIT_BYTES].decode(errors="replace")
     return {"diff": text, "diff_truncated": len(done.stdout) > _DIFF_LIMIT_BYTES}
