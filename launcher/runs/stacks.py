@@ -1,0 +1,157 @@
+"""Python stacks of the ranks, as values: read from py-spy or from a log, put together where they are the same. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_LIBRARY = re.compile(
+    r"^<|/(site|dist)-packages/(?!jobs/)|/lib/python\d+\.\d+/(?!(site|dist)-packages/)|/launcher/agent/|/agent/launcher/"
+)
+"""Files that are neither the user's nor the training program's."""
+_DUMP = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+ .*\(most recent call first\):")
+_DUMP_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+DUMP_BEGINS = "(most recent call first):"
+"""In the first line of what faulthandler writes about a thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One call."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is code of Python, of a package or of the launcher."""
+        return _LIBRARY.search(self.file) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thread:
+    """One thread of a worker."""
+
+    name: str
+    main: bool
+    running: bool | None
+    """Whether it used a processor; None = not known."""
+    frames: tuple[Frame, ...]
+    """The innermost first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStack:
+    """Where one rank is, or why that is not known."""
+
+    rank: int
+    node: int
+    pid: int
+    threads: tuple[Thread, ...] = ()
+    source: str = ""
+    """`py-spy`, or `its log`: it wrote them itself."""
+    trouble: str = ""
+    hint: str = ""
+
+    @property
+    def main(self) -> Thread | None:
+        """The thread that runs the program."""
+        return next((thread for thread in self.threads if thread.main), None)
+
+
+def parse_pyspy(text: str, pid: int) -> tuple[Thread, ...]:
+    """What `py-spy dump --json` prints. Raises ValueError for anything else."""
+    try:
+        return tuple(_spied(thread, pid) for thread in json.loads(text))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a dump of py-spy: {error}") from error
+
+
+def _spied(thread: dict[str, Any], pid: int) -> Thread:
+    return Thread(
+        name=thread["thread_name"] or "",
+        main=thread["os_thread_id"] == pid,
+        running=bool(thread["active"]),
+        frames=tuple(
+            Frame(function=frame["name"], file=frame["filename"], line=frame["line"]) for frame in thread["frames"]
+        ),
+    )
+
+
+def parse_dump(text: str) -> tuple[Thread, ...]:
+    """The newest dump of faulthandler in a text, whatever else was printed in between. Empty where there is none.
+
+    The main thread is the last: Python lists the newest first.
+    """
+    threads: list[list[Frame]] = []
+    for line in text.splitlines():
+        if _DUMP.match(line):
+            threads.append([])
+        elif threads and (match := _DUMP_FRAME.match(line)):
+            number = 0 if match["line"] == "???" else int(match["line"])
+            threads[-1].append(Frame(function=match["function"], file=match["file"], line=number))
+    return tuple(
+        Thread(name="", main=index == len(threads) - 1, running=None, frames=tuple(frames))
+        for index, frames in enumerate(threads)
+    )
+
+
+def place_of(thread: Thread) -> str:
+    """`all_reduce at train.py:41 in step`: the innermost call, and the line of the user's own that led there."""
+    if not thread.frames:
+        return "no Python code"
+    innermost = thread.frames[0]
+    own = next((frame for frame in thread.frames if not frame.is_library), innermost)
+    if own is innermost:
+        return f"{own.file}:{own.line} in {own.function}"
+    return f"{innermost.function} at {own.file}:{own.line} in {own.function}"
+
+
+def summary(stacks: Sequence[RankStack]) -> list[str]:
+    """One line for all ranks that are at the same place, the larger groups first."""
+    groups: dict[str, list[RankStack]] = {}
+    for stack in stacks:
+        groups.setdefault(place_of(stack.main) if stack.main else stack.trouble, []).append(stack)
+    ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank))
+    width = max((len(_ranks(members)) for _, members in ordered), default=0)
+    return [f"{_ranks(members):<{width}}  {place}{_state(members)}" for place, members in ordered]
+
+
+def detail(stack: RankStack) -> list[str]:
+    """Every thread of a rank, the innermost call first."""
+    lines = [f"rank {stack.rank}   node {stack.node}   pid {stack.pid}   {stack.source or stack.trouble}"]
+    for thread in sorted(stack.threads, key=lambda each: not each.main):
+        state = {True: ", running", False: ", waiting", None: ""}[thread.running]
+        lines.append(f"  {thread.name or ('MainThread' if thread.main else 'thread')}{state}")
+        lines += [f"    {frame.file}:{frame.line} in {frame.function}" for frame in thread.frames]
+    return lines
+
+
+def as_fields(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
+    """For `--json`."""
+    return [asdict(stack) for stack in stacks]
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """`0-2, 5`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def _ranks(stacks: Sequence[RankStack]) -> str:
+    return f"rank{'s' * (len(stacks) > 1)} {spans([stack.rank for stack in stacks])}"
+
+
+def _state(stacks: Sequence[RankStack]) -> str:
+    """Said only where it holds for all: a rank that waits for the others is not busy, one that spins is."""
+    states = {stack.main.running for stack in stacks if stack.main}
+    return "   (running)" if states == {True} else "   (waiting)" if states == {False} else ""
