@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +16,62 @@ LAUNCHER_LOST_SIGNAL = signal.SIGUSR2
 """From the supervisor to the agents: the launcher of this foreground run was killed."""
 LAUNCHER_LOST_GRACE_S = 5.0
 
-_PEER_LOST = re.compile(
-    r"connection (closed|reset|refused|aborted)|broken pipe|remote process exited|connectFullMesh failed"
-    r"|Socket closed|Connection was likely closed|NCCL (remote|communicator) .*(error|abort)"
-    r"|failed to recv, got 0 bytes|ncclRemoteError|DistNetworkError",
-    re.IGNORECASE,
-)
-_CANNOT_RUN = frozenset({"ImportError", "SyntaxError"})
-_OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|MemoryError|can't allocate memory", re.IGNORECASE)
+_CHILD_KILLED = re.compile(r"DataLoader worker \(pid.*\) is killed by signal: Killed")
 
+
+@dataclass(frozen=True)
+class _Class:
+    """A class of exceptions: by the name of a base, or by what the text says."""
+
+    cause: Cause
+    bases: frozenset[str]
+    text: re.Pattern[str]
+
+
+_NEVER = re.compile("(?!)")
+_CLASSES = (
+    _Class(
+        Cause.OOM,
+        frozenset(),
+        re.compile(r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory"),
+    ),
+    _Class(
+        Cause.OOM_HOST,
+        frozenset({"MemoryError"}),
+        re.compile(r"^MemoryError\b|can't allocate memory|\[Errno 12\]|Cannot allocate memory"),
+    ),
+    _Class(
+        Cause.DISK,
+        frozenset(),
+        re.compile(
+            r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
+        ),
+    ),
+    _Class(Cause.CHECKPOINT, frozenset({"CheckpointError"}), _NEVER),
+    _Class(Cause.USAGE, frozenset({"ImportError", "SyntaxError"}), _NEVER),
+    _Class(Cause.NAN, frozenset({"FloatingPointError"}), _NEVER),
+    _Class(
+        Cause.PEER_LOST,
+        frozenset({"PeerError"}),  # jobs.world.PeerError: another rank could not do its part
+        re.compile(
+            r"connection (closed|reset|refused|aborted)|broken pipe|remote process exited|connectFullMesh failed"
+            r"|Socket closed|Connection was likely closed|NCCL (remote|communicator) .*(error|abort)"
+            r"|failed to recv, got 0 bytes|ncclRemoteError|DistNetworkError",
+            re.IGNORECASE,
+        ),
+    ),
+    _Class(
+        Cause.HANG,
+        frozenset(),
+        # gloo, the store and NCCL: a peer was alive, and did not come
+        re.compile(
+            r"Timed out waiting \d+ms for|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ms"
+            r"|Watchdog caught collective operation timeout|monitoredBarrier|Timed out initializing process group",
+            re.IGNORECASE,
+        ),
+    ),
+)
+"""What an exception means; the first that fits. What follows from it is in `runs.states.POLICIES`."""
 
 _MAX_MESSAGE = 2_000
 """Characters of an exception's text that travel; all of it is in the rank's log."""
@@ -47,6 +93,16 @@ class Failure:
     """`file:line in function` of the exception, where there is one."""
     log: str
     """Path of the rank's log, relative to the run directory."""
+    log_line: int | None = None
+    """Where in it the traceback, or the last words, begin."""
+    exception: str = ""
+    """The name of its class; empty for a death without one."""
+    step: int | None = None
+    """The step that it was in, or the last one known before it."""
+    last_words: str = ""
+    """The last lines on standard error, for a death without an exception."""
+    kept: str = ""
+    """What was saved by then, as far as the head agent sees: another mark means that the run came further."""
 
 
 def is_signal(exit_code: int) -> bool:
@@ -54,25 +110,27 @@ def is_signal(exit_code: int) -> bool:
     return 128 < exit_code <= 128 + signal.SIGRTMAX
 
 
-def classify(exit_code: int, error: dict[str, Any] | None) -> Cause:
-    """The cause of a worker's end. `error` is its error file, if it wrote one."""
+def classify(exit_code: int, error: dict[str, Any] | None, *, oom_killed: bool = False) -> Cause:
+    """The cause of a worker's end. `error` is its error file, if it wrote one.
+
+    oom_killed: the kernel has killed a process of its memory cgroup while it ran.
+    """
+    if oom_killed and _was_killed(exit_code, error):
+        return Cause.OOM_KILLED
     if error is None:
         return Cause.SIGNAL if is_signal(exit_code) else Cause.USAGE if exit_code == 2 else Cause.WORKER_ERROR
-    message = _message(error)
-    bases: Sequence[str] = error.get("exception_bases", ())
-    if _OUT_OF_MEMORY.search(message):
-        return Cause.OOM
-    if _CANNOT_RUN & set(bases):
-        return Cause.USAGE
-    if "FloatingPointError" in bases:
-        return Cause.NAN
-    if "PeerError" in bases or _PEER_LOST.search(message):  # jobs.world.PeerError: another rank could not do its part
-        return Cause.PEER_LOST
-    return Cause.WORKER_ERROR
+    message, bases = _message(error), set(error.get("exception_bases", ()))
+    fits = (each.cause for each in _CLASSES if each.bases & bases or each.text.search(message))
+    return next(fits, Cause.WORKER_ERROR)
+
+
+def _was_killed(exit_code: int, error: dict[str, Any] | None) -> bool:
+    """It, or a loader process of it, by SIGKILL."""
+    return exit_code == 128 + signal.SIGKILL if error is None else bool(_CHILD_KILLED.search(_message(error)))
 
 
 def describe(exit_code: int, error: dict[str, Any] | None) -> str:
-    """One line on how a worker ended."""
+    """How a worker ended: its exception, else one line."""
     if error is not None:
         text = _message(error)
         return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]} ... ({len(text):,} characters)"

@@ -18,7 +18,9 @@ from signal import SIGKILL
 from typing import Any
 
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, is_signal
-from launcher.runs.states import POLICIES, Cause, RunState
+from launcher.agent.effects import Effect, Finish, Record, Say, Send
+from launcher.agent.restarts import decide
+from launcher.runs.states import Cause, RunState
 
 _KILLED = 128 + SIGKILL
 SETTLE_S = 1.0
@@ -38,42 +40,6 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     ENDING = "ending"
     OVER = "over"
-
-
-@dataclass(frozen=True)
-class Send:
-    """An order to every agent (node None) or to one."""
-
-    message: dict[str, Any]
-    node: int | None = None
-
-
-@dataclass(frozen=True)
-class Record:
-    """An event to write down."""
-
-    event: str
-    fields: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Say:
-    """A line for the person who watches."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The run is over."""
-
-    state: RunState
-    cause: Cause
-    exit_code: int
-    reason: str
-
-
-Effect = Send | Record | Say | Finish
 
 
 @dataclass
@@ -102,9 +68,14 @@ class Head:
     attempt: int = 0
     """The last one that was started."""
     restarts: int = 0
+    find_newest: Callable[[], str | None] = lambda: None
+    """What the plan's `resume_newest` finds; called once per attempt, so that all ranks get the same."""
     phase: Phase = Phase.JOINING
     stop_reason: str | None = None
     first_failure: Failure | None = None
+    """Of the last attempt that was started."""
+    previous: Failure | None = None
+    """The first failure of the attempt before."""
     _nodes: dict[int, _Node] = field(default_factory=dict)
     _suspects: list[Failure] = field(default_factory=list)
     _hang: Failure | None = None
@@ -257,17 +228,21 @@ class Head:
         self.phase, self._deadline_s = Phase.RUNNING, None
         self._suspects.clear()
         self._hang = None
+        self.previous, self.first_failure = self.first_failure or self.previous, None
         for member in self._nodes.values():
             member.ready, member.done = False, None
-        port = self.pick_port()
+        port, newest = self.pick_port(), self.find_newest()
         order = {
             "type": "start",
             "attempt": self.attempt,
             "restarts": self.restarts,
             "master_addr": self.master_addr,
             "master_port": port,
+            "newest": newest,
         }
         started = {"attempt": self.attempt, "master_addr": self.master_addr, "master_port": port}
+        if newest is not None:
+            started["resumes_from"] = newest
         return [Record("attempt_started", {**started, "nodes": self.node_count}), Send(order)]
 
     def _weigh(self, failure: Failure) -> list[Effect]:
@@ -292,11 +267,17 @@ class Head:
 
     def _act_on(self, failure: Failure) -> list[Effect]:
         self.first_failure = failure
-        ended = Record("attempt_ended", {"attempt": self.attempt, "cause": failure.cause.value})
-        why_not = self._why_no_restart(failure)
-        if why_not:
-            reason = f"{failure.message}; not restarted: {why_not}"
-            end = Finish(RunState.FAILED, failure.cause, failure.exit_code, reason)
+        verdict = decide(
+            failure,
+            self.previous,
+            resumable=self.resumable,
+            restarts=self.restarts,
+            max_restarts=self.max_restarts,
+        )
+        ended = Record("attempt_ended", _end_of(failure, verdict.cause))
+        if verdict.why_not:
+            reason = f"{failure.message}; not retried: {verdict.why_not}"
+            end = Finish(RunState.FAILED, verdict.cause, failure.exit_code, reason, policy=verdict.why_not)
             return [ended, *self._order_end(end)]
         self.restarts += 1
         self.phase, self._deadline_s = Phase.JOINING, None
@@ -306,16 +287,6 @@ class Head:
         told = f"{_whose(failure)}: {failure.message}; restarting (restart {self.restarts} of {self.max_restarts})"
         restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
         return [ended, Record("restarting", restarting), Say(told), Send({"type": "kill"})]
-
-    def _why_no_restart(self, failure: Failure) -> str:
-        policy = POLICIES[failure.cause]
-        if not policy.retry:
-            return "it would end the same way again"
-        if not self.resumable:
-            return "the script declares no `resume:`, and a restart from zero over old outputs is worse than a stop"
-        if self.restarts >= self.max_restarts:
-            return f"restarts exhausted ({self.restarts}/{self.max_restarts})"
-        return ""
 
     def _deadline_passed(self) -> list[Effect]:
         self._deadline_s = None
@@ -347,6 +318,7 @@ class Head:
         by_signal = is_signal(failure.exit_code) or failure.cause is Cause.PEER_LOST
         end = self._stopped_end(saved=False)
         if not by_signal:
+            self.first_failure = failure
             end = Finish(end.state, end.cause, failure.exit_code, end.reason)
         return self._order_end(end)
 
@@ -367,6 +339,12 @@ class Head:
         self.phase, self._end = Phase.OVER, end
         fields = {"state": end.state.value, "cause": end.cause.value, "exit_code": end.exit_code, "reason": end.reason}
         return [Record("finished", fields), end, Send({"type": "end", "exit_code": end.exit_code})]
+
+
+def _end_of(failure: Failure, cause: Cause) -> dict[str, Any]:
+    """What is written down about the end of an attempt."""
+    kept = {name: getattr(failure, name) for name in ("attempt", "node", "rank", "exit_code", "message", "step")}
+    return {**kept, "cause": cause.value}
 
 
 def _whose(failure: Failure) -> str:

@@ -9,9 +9,11 @@ from typing import Any
 
 from launcher.agent.causes import Failure
 from launcher.agent.channel import Connection, Server
-from launcher.agent.head import Effect, Finish, Head, Record, Say, Send
+from launcher.agent.effects import Effect, Finish, Record, Say, Send
+from launcher.agent.head import Head
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
+from launcher.agent.newest import find_newest
 from launcher.agent.result import write_result
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter, read_events
@@ -49,6 +51,7 @@ class HeadOffice:
             hosts={node.index: node.host for node in plan.nodes},
             master_addr=plan.nodes[0].address,
             now_s=time.monotonic(),
+            find_newest=self._find_newest,
             attempt=max((event["attempt"] for event in attempts), default=0),
             restarts=max((event["restarts"] for event in lately if event["event"] == "restarting"), default=0),
         )
@@ -137,7 +140,7 @@ class HeadOffice:
                     self._run.stop_file.touch()
                 self._events.write(effect.event, **effect.fields)
             elif isinstance(effect, Say):
-                self._console.write(f"launch | {effect.text}\n".encode(errors="backslashreplace"))
+                self._say(effect.text)
             elif isinstance(effect, Finish):
                 head = self._head
                 first = head.first_failure
@@ -149,6 +152,25 @@ class HeadOffice:
                 self._to_self(effect.message)
             elif node in self._connections:
                 self._connections[node].send(effect.message)
+
+    def _find_newest(self) -> str | None:
+        """Look for a checkpoint of the script's own, and say what was found."""
+        pattern = self._plan.worker.resume_newest
+        if pattern is None:
+            return None
+        found = find_newest(pattern)
+        if found is not None:
+            self._say(f"resumes from {self._shown(found)}")
+        elif self._head.attempt > 1:
+            self._say(f"nothing to resume from matches {self._shown(pattern)}: starts from the beginning")
+        return found
+
+    def _shown(self, path: str) -> str:
+        """A path of the run directory without it."""
+        return path.removeprefix(f"{self._run.path}/")
+
+    def _say(self, text: str) -> None:
+        self._console.write(f"launch | {text}\n".encode(errors="backslashreplace"))
 
     def _pick_port(self) -> int:
         """A free port for this attempt, held by a bound socket that does not listen until the next attempt.

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher import redact
 from launcher.agent.causes import Failure
-from launcher.agent.head import Finish
+from launcher.agent.effects import Finish
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event, read_events
 from launcher.runs.rundir import RunDir

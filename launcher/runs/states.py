@@ -39,6 +39,7 @@ class Cause(StrEnum):
     SIGNAL = "signal"
     USAGE = "usage"
     OOM = "oom"
+    OOM_HOST = "oom_host"
     OOM_KILLED = "oom_killed"
     CHECKPOINT = "checkpoint"
     DISK = "disk"
@@ -62,6 +63,8 @@ class Policy:
     retry: bool
     """Whether a restart may help."""
     sentence: str
+    why_not: str = ""
+    """Why a restart would not help, where it would not."""
     hint: str = ""
 
 
@@ -69,22 +72,56 @@ POLICIES: dict[Cause, Policy] = {
     Cause.DONE: Policy(retry=False, sentence="finished"),
     Cause.WORKER_ERROR: Policy(retry=True, sentence="a worker failed"),
     Cause.SIGNAL: Policy(retry=True, sentence="a worker was killed by a signal"),
-    Cause.USAGE: Policy(retry=False, sentence="a worker cannot run as written (import, syntax or usage error)"),
-    Cause.OOM: Policy(retry=False, sentence="out of memory", hint="a smaller micro-batch, or train.accumulate"),
-    Cause.OOM_KILLED: Policy(
-        retry=False, sentence="killed by the kernel: out of host memory", hint="fewer loader workers, or more memory"
+    Cause.USAGE: Policy(
+        retry=False,
+        sentence="a worker cannot run as written (import, syntax or usage error)",
+        why_not="code does not change by itself",
     ),
-    Cause.CHECKPOINT: Policy(retry=False, sentence="the checkpoint cannot be used"),
-    Cause.DISK: Policy(retry=False, sentence="a checkpoint could not be written", hint="free space, then resume"),
-    Cause.SETUP: Policy(retry=False, sentence="a `setup` line failed"),
+    Cause.OOM: Policy(
+        retry=False,
+        sentence="CUDA out of memory",
+        why_not="out of memory repeats",
+        hint="a smaller micro-batch, or train.accumulate",
+    ),
+    Cause.OOM_HOST: Policy(
+        retry=False,
+        sentence="out of host memory",
+        why_not="out of memory repeats",
+        hint="a smaller micro-batch, fewer loader workers, or more memory",
+    ),
+    Cause.OOM_KILLED: Policy(
+        retry=False,
+        sentence="killed by the kernel: out of host memory",
+        why_not="out of memory repeats",
+        hint="fewer loader workers, a smaller micro-batch, or more memory",
+    ),
+    Cause.CHECKPOINT: Policy(
+        retry=False, sentence="the checkpoint cannot be used", why_not="the checkpoint stays as it is"
+    ),
+    Cause.DISK: Policy(
+        retry=False,
+        sentence="no space was left to write to",
+        why_not="the disk stays full",
+        hint="free space, or raise the quota, then resume",
+    ),
+    Cause.SETUP: Policy(retry=False, sentence="a `setup` line failed", why_not="it would fail again"),
     Cause.HANG: Policy(retry=True, sentence="a collective took longer than network.timeout"),
-    Cause.REPEATED: Policy(retry=False, sentence="the same error at the same step, twice"),
+    Cause.REPEATED: Policy(
+        retry=False,
+        sentence="the same error at the same step, twice",
+        why_not="the same error came at the same step, twice",
+    ),
     Cause.PEER_LOST: Policy(retry=True, sentence="a worker lost its peer"),
     Cause.NODE_LOST: Policy(retry=True, sentence="a node was lost"),
     Cause.RENDEZVOUS: Policy(retry=False, sentence="the nodes did not come together"),
     Cause.CANCELLED: Policy(retry=False, sentence="stopped on request"),
     Cause.LAUNCHER_LOST: Policy(retry=False, sentence="the launcher was killed"),
-    Cause.NAN: Policy(retry=False, sentence="the loss is not a finite number", hint="a lower learning rate"),
+    Cause.NAN: Policy(
+        retry=False,
+        sentence="the loss is not a finite number",
+        why_not="the same steps give the same loss",
+        hint="a lower learning rate, or a longer warm-up",
+    ),
     Cause.REFUSED: Policy(retry=False, sentence="refused"),
     Cause.INTERNAL: Policy(retry=False, sentence="a fault of the launcher"),
 }

@@ -8,19 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.agent.causes import Failure
-from launcher.agent.head import (
-    SETTLE_S,
-    SILENCE_S,
-    STACKS_S,
-    WAITING_EVERY_S,
-    Effect,
-    Finish,
-    Head,
-    Phase,
-    Record,
-    Say,
-    Send,
-)
+from launcher.agent.effects import Effect, Finish, Record, Say, Send
+from launcher.agent.head import SETTLE_S, SILENCE_S, STACKS_S, WAITING_EVERY_S, Head, Phase
 from launcher.runs.states import POLICIES, Cause, RunState
 
 GRACE_S = 30.0
@@ -103,6 +92,7 @@ class TestStart:
             "restarts": 0,
             "master_addr": "127.0.0.1",
             "master_port": 5000,
+            "newest": None,
         }
 
     def test_each_attempt_has_a_fresh_port(self) -> None:
@@ -210,14 +200,14 @@ class TestFailure:
         assert recorded(effects) == ["failure", "attempt_ended"]
         end = finish_of(all_ready(head))
         assert (end.state, end.cause, end.exit_code) == (RunState.FAILED, cause, 2)
-        assert "not restarted: it would end the same way again" in end.reason
+        assert f"not retried: {POLICIES[cause].why_not}" in end.reason
 
     def test_without_resume_nothing_is_restarted_and_the_reason_says_so(self) -> None:
         head = running(resumable=False)
         head.failed(failure(head, exit_code=7))
         end = finish_of(all_ready(head))
         assert end.exit_code == 7
-        assert "ValueError: boom; not restarted: the script declares no `resume:`" in end.reason
+        assert "ValueError: boom; not retried: the script declares no `resume:`" in end.reason
 
     def test_a_worker_that_is_killed_with_the_others_is_no_failure(self) -> None:
         head = running(resumable=False)
@@ -229,14 +219,14 @@ class TestFailure:
     def test_an_exhausted_budget_ends_with_the_last_exit_code(self, budget: int) -> None:
         """F065"""
         head = running(max_restarts=budget)
-        for _ in range(budget):
-            head.failed(failure(head, exit_code=7))
+        for step in range(budget):
+            head.failed(failure(head, exit_code=7, step=step))
             all_ready(head)
         head.failed(failure(head, exit_code=9))
         end = finish_of(all_ready(head))
         assert head.attempt == budget + 1
         assert end.exit_code == 9
-        assert f"restarts exhausted ({budget}/{budget})" in end.reason
+        assert end.policy == ("no restart is left" if budget else "faults.max_restarts is 0")
 
     def test_two_failures_of_one_attempt_cost_one_restart(self) -> None:
         head = running()

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from launcher.agent.causes import Failure
-from launcher.agent.head import Effect, Finish, Head, Phase, Record, Send
+from launcher.agent.effects import Effect, Finish, Record, Send
+from launcher.agent.head import Head, Phase
 from launcher.runs.states import Cause, RunState
 
 NODES = st.integers(0, 2)

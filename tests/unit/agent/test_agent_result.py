@@ -11,7 +11,7 @@ import pytest
 import runs_values
 
 from launcher.agent.causes import Failure
-from launcher.agent.head import Finish
+from launcher.agent.effects import Finish
 from launcher.agent.result import make_result, write_result
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter

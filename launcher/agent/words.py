@@ -1,0 +1,52 @@
+"""What a worker said last, and where in its log that is. Fed with the lines as they go into the log."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_LINES = 10
+_LINE_BYTES = 400
+_BYTES = 2_000
+_TRACEBACK = b"Traceback (most recent call last):"
+_IGNORED = b"Exception ignored in"
+
+
+class LastWords:
+    """The end of a worker's standard error, and the line of the log at which its traceback begins."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lines: deque[tuple[int, bytes]] = deque(maxlen=_LINES)
+        self._traceback: int | None = None
+        self._before = b""
+
+    def add(self, lines: bytes, *, is_stderr: bool) -> None:
+        """Take whole lines that go into the log now."""
+        if not is_stderr:
+            self._count += lines.count(b"\n")
+            return
+        for line in lines.removesuffix(b"\n").split(b"\n"):
+            self._count += 1
+            # An object that fails while the interpreter leaves has a traceback too, and is not why it leaves.
+            if line.startswith(_TRACEBACK) and not self._before.startswith(_IGNORED):
+                self._traceback = self._count
+            self._before = line[:_LINE_BYTES]
+            if line.strip():
+                self._lines.append((self._count, self._before))
+
+    @property
+    def line(self) -> int | None:
+        """The line of the log where the newest traceback begins, else where the last words do, else its last line."""
+        if self._traceback is not None:
+            return self._traceback
+        return self._lines[0][0] if self._lines else self._count or None
+
+    @property
+    def text(self) -> str:
+        """The last lines on standard error, the newest that fit."""
+        kept: list[bytes] = []
+        for _, line in reversed(self._lines):
+            if sum(map(len, kept)) + len(line) > _BYTES:
+                break
+            kept.insert(0, line)
+        return b"\n".join(kept).decode(errors="replace")
