@@ -74,7 +74,7 @@ class NodeAgent:
             self._loop.run_until(lambda: bool(self._orders))
             order = self._orders.popleft()
             if order["type"] == "start":
-                return Attempt(**{key: order[key] for key in ("attempt", "restarts", "master_addr", "master_port")})
+                return Attempt(**{key: order[key] for key in Attempt.__dataclass_fields__})
             if order["type"] == "end":
                 return None
             self.kill_workers()

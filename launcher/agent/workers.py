@@ -16,6 +16,7 @@ from launcher.agent import proc, stacks, zygote
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
 from launcher.agent.logs import LineFile, Stream, prefixed
 from launcher.agent.loop import Loop
+from launcher.planning.placeholders import attempt_argv
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
 from launcher.runs.events import EventWriter
@@ -32,6 +33,8 @@ class Attempt:
     restarts: int
     master_addr: str
     master_port: int
+    newest: str | None = None
+    """The checkpoint that the plan's `resume_newest` has found."""
 
 
 @dataclass(kw_only=True)
@@ -121,6 +124,7 @@ class Workers:
             master_addr=order.master_addr,
             master_port=order.master_port,
             error_file=str(error_file),
+            newest=order.newest,
         )
         work = plan.worker
         start = zygote.WorkerStart(
@@ -131,7 +135,8 @@ class Workers:
             cpus=node.cpus,
             module=work.module,
             script=work.script,
-            argv=work.argv,
+            module_folder=self._module_folder() if work.kind == "script" and work.module is not None else None,
+            argv=attempt_argv(work.argv, work.resume_argv, attempt=order.attempt, newest=order.newest),
             python=work.python if work.preload is None else None,
         )
         file = LineFile(log)
@@ -147,6 +152,11 @@ class Workers:
             os.close(out_write)
             os.close(err_write)
         return worker
+
+    def _module_folder(self) -> str:
+        """Where a module of the user's is found: in the copy of his code, where there is one."""
+        code = self._plan.code
+        return str(self._run.code) if code is not None and code.snapshot else self._plan.worker.cwd
 
     def _watch_stream(self, worker: _Worker, fd: int, *, is_stderr: bool) -> None:
         def take(lines: bytes) -> None:

@@ -1,7 +1,8 @@
-"""Runs a user's script as `python script.py args` would, and writes down how it failed.
+"""Runs a user's script as `python script.py args` would, or a module as `python -m` would; writes down how it failed.
 
 Standard library only and run by path, so that nothing of ours is on the script's sys.path:
-`python -P wrapper.py script.py args...`. A worker that is forked from a preloaded process calls the same functions.
+`python -P wrapper.py script.py args...` or `python -P wrapper.py -m FOLDER MODULE args...`. A worker that is forked
+from a preloaded process calls the same functions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -51,15 +53,69 @@ def show_stacks_on_signal() -> None:
 
 def run_script(script: str, argv: Sequence[str]) -> None:
     """Run a file as __main__, with its own folder first on sys.path."""
+    _set_the_stage()
     sys.argv = [script, *argv]
     sys.path.insert(0, str(Path(script).resolve().parent))  # behind a link, as Python does
     runpy.run_path(script, run_name="__main__")
 
 
+def run_module(folder: str, module: str, argv: Sequence[str]) -> None:
+    """Run a module as __main__, with the folder it is in first on sys.path."""
+    _set_the_stage()
+    sys.argv = [module, *argv]  # its path takes the first place, once it is found
+    sys.path.insert(0, folder)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+_OURS = ("launcher", "jobs")
+_ROOT = Path(__file__).resolve().parents[2]
+"""The folder that our packages are in: that of the installation, or one in the run directory."""
+
+
+def _set_the_stage() -> None:
+    """What a script finds of ours: `launch_client`, last on sys.path, and what its recipe asks for. Nothing else.
+
+    Our modules that a forked worker has inherited go on working without their names.
+    """
+    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, _UsersFirst())
+    if run_dir := os.environ.get("LAUNCH_RUN_DIR"):
+        sys.path.append(str(Path(run_dir, "agent", "client")))
+    if adapter := os.environ.get("LAUNCH_ADAPTER"):
+        _install_adapter(adapter)
+
+
+class _UsersFirst:
+    """Finds a `launcher` or `jobs` of the user's before ours, also where it is a folder without an `__init__.py`.
+
+    Python prefers a package with one that stands anywhere on sys.path, and ours may be installed there.
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        """None: go on as usual."""
+        if name not in _OURS:
+            return None
+        return PathFinder.find_spec(name, [entry for entry in sys.path if Path(entry).resolve() != _ROOT])
+
+
+def _install_adapter(name: str) -> None:
+    """Load the folder `adapters` by path, under a name of its own; it waits for the import of its framework."""
+    folder = Path(__file__).with_name("adapters")
+    spec = importlib.util.spec_from_file_location(
+        "launch_adapters", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["launch_adapters"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.install(name)
+
+
 def guarded(work: Callable[[], int | None], *, below: str | None = None) -> int:
     """Do the work; print and record whatever it raises; return the exit code that Python would give.
 
-    `below`: the traceback starts at this file, so that a user sees his own frames and not ours.
+    `below`: the traceback starts at this file; else at the first one that is not ours. A user sees his own frames.
     """
     try:
         return work() or 0
@@ -156,20 +212,28 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
+_AROUND = frozenset({__file__, str(Path(__file__).with_name("zygote.py")), runpy.__file__, "<frozen runpy>"})
+
+
 def _from_file(trace: TracebackType | None, file: str | None) -> TracebackType | None:
     frame = trace
     while frame is not None and file is not None:
         if frame.tb_frame.f_code.co_filename == file:
             return frame
         frame = frame.tb_next
+    while trace is not None and trace.tb_frame.f_code.co_filename in _AROUND:
+        trace = trace.tb_next
     return trace
 
 
 def main() -> NoReturn:
-    """`python -P wrapper.py script.py args...`."""
+    """`python -P wrapper.py script.py args...` or `python -P wrapper.py -m FOLDER MODULE args...`."""
     show_stacks_on_signal()
-    script, *argv = sys.argv[1:]
-    leave(guarded(lambda: run_script(script, argv), below=script), finish=True)
+    first, *rest = sys.argv[1:]
+    if first == "-m":
+        folder, module, *argv = rest
+        leave(guarded(lambda: run_module(folder, module, argv)), finish=True)
+    leave(guarded(lambda: run_script(first, rest), below=first), finish=True)
 
 
 if __name__ == "__main__":

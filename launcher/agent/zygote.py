@@ -44,11 +44,18 @@ class WorkerStart:
     cpus: tuple[int, ...]
     module: str | None
     """Call `main(argv)` of this module, in the forked process, with SIGTERM blocked until it has its handler."""
+    module_folder: str | None = None
+    """Instead, run the module as `python -m` would in this folder: it is a script."""
     script: str | None
     """Run this file, in the forked process or in a fresh interpreter."""
     argv: tuple[str, ...]
     python: str | None
     """A fresh interpreter for the script; None = the forked process itself."""
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is the built-in job, which is called and not run."""
+        return self.module is not None and self.module_folder is None
 
 
 class PreloadError(Exception):
@@ -184,7 +191,7 @@ def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int]) -> NoRet
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if start.module is None:
+    if not start.is_job:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     for target, fd in zip((1, 2), fds, strict=True):
         os.dup2(fd, target)
@@ -192,8 +199,8 @@ def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int]) -> NoRet
     sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
     wrapper.show_stacks_on_signal()
     # A traceback begins in the user's script, or in the job, not in what is around it.
-    entry = start.script or getattr(sys.modules.get(start.module or ""), "__file__", None)
-    wrapper.leave(wrapper.guarded(lambda: _work(start), below=entry), finish=start.module is None)
+    entry = getattr(sys.modules.get(start.module or ""), "__file__", None) if start.is_job else start.script
+    wrapper.leave(wrapper.guarded(lambda: _work(start), below=entry), finish=not start.is_job)
 
 
 def _unbuffered(fd: int) -> io.TextIOWrapper:
@@ -209,14 +216,16 @@ def _work(start: WorkerStart) -> int | None:
     os.chdir(start.cwd)
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)
-    if start.python is not None and start.script is not None:
-        argv = [start.python, "-u", "-P", wrapper.__file__, start.script, *start.argv]
-        os.execv(start.python, argv)
+    if start.python is not None and not start.is_job:
+        what = [str(start.script)] if start.module is None else ["-m", str(start.module_folder), start.module]
+        os.execv(start.python, [start.python, "-u", "-P", wrapper.__file__, *what, *start.argv])
     _unshare_random_state()
-    if start.script is not None:
-        wrapper.run_script(start.script, start.argv)
+    if start.module is None:
+        wrapper.run_script(str(start.script), start.argv)
         return 0
-    assert start.module is not None
+    if start.module_folder is not None:
+        wrapper.run_module(start.module_folder, start.module, start.argv)
+        return 0
     code: int | None = importlib.import_module(start.module).main(list(start.argv))
     return code
 

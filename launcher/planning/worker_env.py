@@ -45,7 +45,7 @@ LAUNCH_NAMES = frozenset(
         "LAUNCH_STOP_FILE",
     }
 )
-"""What a worker gets from us besides."""
+"""What a worker gets from us besides. Where they mean something, LAUNCH_ADAPTER and LAUNCH_RESUME_FROM too."""
 
 ROLE = "default"
 """torchrun's role of all workers."""
@@ -64,11 +64,12 @@ def worker_env(
     master_addr: str,
     master_port: int,
     error_file: str,
+    newest: str | None = None,
 ) -> dict[str, str]:
     """The variables of one worker in one attempt, to be laid over the agent's own environment.
 
     `attempt` counts from 1 over the whole run; `restarts` are those that were used up before this attempt and are
-    taken off the budget that the worker sees.
+    taken off the budget that the worker sees. `newest` is what the plan's `resume_newest` has found.
     """
     rank = node * plan.nproc_per_node + local_rank
     return {
@@ -99,6 +100,8 @@ def worker_env(
         "LAUNCH_STOP_FILE": f"{plan.run_dir}/stop",
         "LAUNCH_ATTEMPT": str(attempt),
         "LAUNCH_NODE": str(node),
+        **({"LAUNCH_ADAPTER": plan.worker.adapter} if plan.worker.adapter else {}),
+        **({"LAUNCH_RESUME_FROM": newest} if newest else {}),
         **({NAMES_VARIABLE: ",".join(plan.secrets)} if plan.secrets else {}),
     }
 
