@@ -97,4 +97,5 @@ def _new_plan(run: RunDir, old: Plan, overrides: tuple[str, ...], nodes: int | N
 
     loaded = load_recipe(run.resolved, overrides, flags={"resources.nodes": ("--nodes", nodes)})
     # The place is where the run is now: a folder that was moved goes on there.
-    return make_plan(loaded, gather_facts(), run_id=run.run_id, runs_dir=str(run.path.parent), executor=old.executor)
+    facts = gather_facts(python=loaded.recipe.python, secrets=loaded.recipe.secrets)
+    return make_plan(loaded, facts, run_id=run.run_id, runs_dir=str(run.path.parent), executor=old.executor)

@@ -64,7 +64,7 @@ def _launch(options: LaunchOptions, executor: Executor, run_id: str) -> int:
     from launcher.planning.make import make_plan
 
     loaded = load_target(options)
-    facts = gather_facts()
+    facts = gather_facts(python=loaded.recipe.python, secrets=loaded.recipe.secrets)
     refuse_unclear_place(options.where, facts)
     name = loaded.recipe.name
     plan = make_plan(

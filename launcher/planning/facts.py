@@ -17,10 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from launcher.planning.codefacts import CodeFacts
+from launcher.planning.interpreters import Interpreter, probe
 
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_")
 FORWARDED_NAMES = frozenset(
-    {"OMP_NUM_THREADS", "WANDB_MODE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING"}
+    {
+        "OMP_NUM_THREADS",
+        "WANDB_MODE",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "LAUNCH_ENGINE",
+    }
 )
 GIT_LIMIT_S = 2.0
 
@@ -51,10 +59,12 @@ class Facts:
     user: str
     cwd: str
     python: str
-    """Absolute path of the interpreter."""
+    """Absolute path of our own interpreter."""
     python_version: str
     torch_version: str | None
-    """Read from the package's metadata; torch is not imported."""
+    """Of our own interpreter, read from the package's metadata; torch is not imported."""
+    interpreter: Interpreter | None = None
+    """What the workers run in. None: our own interpreter."""
     cpus: tuple[int, ...]
     """CPUs this process may use (affinity), not the machine's."""
     cpu_quota: float | None = None
@@ -71,6 +81,8 @@ class Facts:
     """{"sha": str | None, "dirty": bool}"""
     code: CodeFacts | None = None
     """The code that is launched. None: nobody asked."""
+    secrets_missing: tuple[str, ...] = ()
+    """Variables that the recipe names as secrets and that are not set here. No value is ever read."""
 
     @property
     def num_cpus(self) -> int:
@@ -79,8 +91,11 @@ class Facts:
         return cpus if self.cpu_quota is None else max(1, min(cpus, math.ceil(self.cpu_quota)))
 
 
-def gather_facts(*, cwd: Path | None = None) -> Facts:
-    """Probe this machine. Takes tens of milliseconds, imports no torch, and changes nothing."""
+def gather_facts(*, cwd: Path | None = None, python: str | None = None, secrets: Iterable[str] = ()) -> Facts:
+    """Probe this machine. Takes tens of milliseconds, imports no torch, and changes nothing.
+
+    `python` and `secrets` are what the recipe says: the interpreter of the workers, and variables that have to be set.
+    """
     here = (cwd or Path.cwd()).absolute()
     git = _start_git(here)  # runs while the rest is looked up
     gpus, gpu_fault = _gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -91,6 +106,7 @@ def gather_facts(*, cwd: Path | None = None) -> Facts:
         python=sys.executable,
         python_version=".".join(str(part) for part in sys.version_info[:3]),
         torch_version=package_version("torch", sys.path),
+        interpreter=None if python in (None, sys.executable) else probe(python),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         cpu_quota=cpu_quota(Path("/")),
         gpus=gpus,
@@ -99,6 +115,7 @@ def gather_facts(*, cwd: Path | None = None) -> Facts:
         environment=forwarded(os.environ),
         slurm_configured=_slurm_configured(),
         git=_finish_git(git),
+        secrets_missing=tuple(name for name in dict.fromkeys(secrets) if not os.environ.get(name)),
     )
 
 
@@ -116,6 +133,8 @@ def facts_from_json(text: str) -> Facts:
         Interface(**{**interface, "addresses": tuple(interface["addresses"])}) for interface in raw["interfaces"]
     )
     raw["code"] = CodeFacts(**raw["code"]) if raw.get("code") else None
+    raw["interpreter"] = Interpreter(**raw["interpreter"]) if raw.get("interpreter") else None
+    raw["secrets_missing"] = tuple(raw.get("secrets_missing", ()))
     return Facts(**raw)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import posixpath
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import Problem, RecipeError
-from launcher.planning.arguments import words_of
+from launcher.errors import Problem, RecipeError, Refused
 from launcher.planning.codeplan import with_code
+from launcher.planning.engine import Engine, choose_engine, of_workers
 from launcher.planning.network import Network, pick_family, resolve_network
-from launcher.planning.placeholders import fill, fill_plan
-from launcher.planning.plan import Limits, Plan, Value, WorkerPlan, local_agent_argv
+from launcher.planning.plan import Limits, Plan, Value, local_agent_argv
+from launcher.planning.program import check_placeholders, placeholders_of, plan_worker
 from launcher.planning.topology import (
     Device,
     Finding,
@@ -26,17 +25,12 @@ from launcher.planning.topology import (
     place_nodes,
 )
 from launcher.planning.torchrun import torchrun_lines
-from launcher.planning.variables import worker_variables
-from launcher.recipe.schema import ResumeSection
+from launcher.planning.variables import check_secrets, worker_variables
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
     from launcher.recipe.loader import LoadedRecipe
     from launcher.recipe.schema import Recipe
-
-JOB_MODULE = "jobs.train"
-JOB_PRELOAD = ("torch._dynamo", JOB_MODULE)
-"""torch._dynamo is what the first DDP or optimizer would import."""
 
 GRACE_S = 30.0
 JOIN_TIMEOUT_S = 300.0
@@ -45,9 +39,13 @@ JOIN_TIMEOUT_S = 300.0
 def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str, executor: str = "local") -> Plan:
     """Expand a recipe into every node, rank, variable and limit. Pure: same arguments, same plan.
 
-    Raises RecipeError with all problems at once.
+    Raises RecipeError with all problems at once, Refused where the interpreter that it names cannot run it.
     """
     recipe, origins, remarks = loaded.recipe, loaded.origins, Remarks()
+    refusals: list[Finding] = []
+    engine = choose_engine(facts, script=recipe.is_script, remarks=remarks, refusals=refusals)
+    own_python = facts.interpreter is None
+    facts = of_workers(facts)
     one_machine = executor == "local"
     device = choose_device(recipe, facts, remarks)
     world_size = recipe.resources.nodes * device.nproc_per_node
@@ -56,22 +54,29 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
     threads = choose_threads(recipe, facts, world_size, origins.get("resources.threads", "default"), remarks)
     network = resolve_network(recipe, facts, one_machine=one_machine, origins=origins, remarks=remarks)
     nodes = place_nodes(recipe, facts, device, _own_address(facts), remarks)
+    run_dir = _absolute(facts.cwd, posixpath.join(runs_dir, run_id))
+    placeholders = placeholders_of(recipe, run_dir, device.nproc_per_node)
     env = worker_variables(
-        recipe, facts, device=device, threads=threads, network=network, origins=origins, remarks=remarks
+        recipe,
+        facts,
+        device=device,
+        threads=threads,
+        network=network,
+        origins=origins,
+        placeholders=placeholders,
+        remarks=remarks,
     )
+    check_placeholders(recipe, remarks)
+    check_secrets(recipe, facts, remarks)
     document = recipe.model_dump(mode="json", by_alias=True)
     if remarks.problems:
         order = {key: index for index, (key, _) in enumerate(_leaves(document))}
-        findings = sorted(remarks.problems, key=lambda finding: order.get(finding.key, -1))
+        findings = sorted(remarks.problems, key=lambda finding: _rank(finding.key, order))
         raise RecipeError([_placed(finding, loaded) for finding in findings])
+    if refusals:
+        raise Refused([_placed(finding, loaded) for finding in refusals])
     resumable = not recipe.is_script or recipe.resume is not None
-    run_dir = _absolute(facts.cwd, posixpath.join(runs_dir, run_id))
-    placeholders = {
-        "run_dir": run_dir,
-        "checkpoint_dir": f"{run_dir}/checkpoints",
-        "nodes": str(recipe.resources.nodes),
-        "nproc": str(device.nproc_per_node),
-    }
+    folder = facts.cwd if loaded.source is None else str(loaded.source.parent)
     plan = Plan(
         run_id=run_id,
         name=recipe.name,
@@ -89,18 +94,31 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
         interface=network.interface,
         threads=threads.count,
         master_port=None if recipe.network.master_port == "auto" else recipe.network.master_port,
-        worker=_worker(loaded, facts, placeholders),
+        worker=plan_worker(
+            recipe,
+            folder=folder,
+            cwd=facts.cwd if recipe.workdir is None else _absolute(folder, recipe.workdir),
+            python=facts.python,
+            fresh=engine.name == "torchrun",
+            placeholders=placeholders,
+        ),
+        engine=engine.name,
+        engine_reason=engine.reason,
+        secrets=tuple(dict.fromkeys(recipe.secrets)),
+        setup=recipe.setup,
         env=env,
         env_unset=network.unset,
         limits=_limits(recipe, resumable=resumable),
         resumable=resumable,
-        agent_argv=local_agent_argv(facts.python, run_dir),
+        agent_argv=local_agent_argv(facts.python, run_dir, own=own_python),
         torchrun=(),
-        notes=(*_notes(recipe, device, one_machine=one_machine, resumable=resumable), *remarks.notes),
+        notes=(*_notes(recipe, device, engine, one_machine=one_machine, resumable=resumable), *remarks.notes),
     )
     overrides = _overrides(loaded, facts, document, device)
+    torchrun = ("torchrun",) if own_python else (facts.python, "-m", "torch.distributed.run")
     # By hand it is the user's own file that runs, so these lines come first.
-    plan = dataclasses.replace(plan, torchrun=tuple(torchrun_lines(plan, overrides=overrides, cwd=facts.cwd)))
+    lines = torchrun_lines(plan, torchrun=torchrun, overrides=overrides, cwd=facts.cwd)
+    plan = dataclasses.replace(plan, torchrun=tuple(lines))
     return with_code(plan, facts.code)
 
 
@@ -108,6 +126,13 @@ def _placed(finding: Finding, loaded: LoadedRecipe) -> Problem:
     """A key of the recipe is shown at its line; a variable of the user's is in the environment."""
     place = "environment" if finding.key.isupper() else loaded.where(finding.key)
     return Problem(where=place, message=finding.message, hint=finding.hint)
+
+
+def _rank(key: str, order: Mapping[str, int]) -> int:
+    """Where a key, or what it is a part of, stands in the schema."""
+    while key and key not in order:
+        key = key.rpartition(".")[0]
+    return order.get(key, -1)
 
 
 def _absolute(base: str, path: str) -> str:
@@ -119,39 +144,6 @@ def _own_address(facts: Facts) -> str:
     loopback = [item.addresses for item in facts.interfaces if item.loopback and item.addresses]
     family = pick_family(loopback[:1])
     return family.addresses[0] if family else "127.0.0.1"
-
-
-def _worker(loaded: LoadedRecipe, facts: Facts, placeholders: Mapping[str, str]) -> WorkerPlan:
-    """What each rank runs, and where."""
-    recipe = loaded.recipe
-    folder = facts.cwd if loaded.source is None else str(loaded.source.parent)
-    cwd = facts.cwd if recipe.workdir is None else _absolute(folder, recipe.workdir)
-    if not recipe.is_script:
-        return WorkerPlan(
-            kind="job", module=JOB_MODULE, script=None, argv=(), cwd=cwd, preload=JOB_PRELOAD, python=facts.python
-        )
-    preload, resume = recipe.preload, recipe.resume
-    pattern = resume.newest if isinstance(resume, ResumeSection) else None
-    return WorkerPlan(
-        kind="script",
-        module=recipe.module,
-        script=None if recipe.script is None else _absolute(folder, recipe.script),
-        argv=tuple(fill_plan(word, placeholders) for word in words_of(recipe.args)),
-        cwd=cwd,
-        preload=(() if preload else None) if isinstance(preload, bool) else preload,
-        python=facts.python,
-        adapter=resume if resume in ("lightning", "hf") else None,
-        resume_newest=None if pattern is None else _absolute(cwd, fill(pattern, _for_glob(placeholders))),
-        resume_argv=tuple(
-            fill_plan(word, placeholders) for word in words_of(resume.args if isinstance(resume, ResumeSection) else ())
-        ),
-        progress_log=None if recipe.progress is None else recipe.progress.log,
-    )
-
-
-def _for_glob(placeholders: Mapping[str, str]) -> dict[str, str]:
-    """A folder whose name has a `[` or `*` in it is that folder."""
-    return {name: glob.escape(value) for name, value in placeholders.items()}
 
 
 def _limits(recipe: Recipe, *, resumable: bool) -> Limits:
@@ -192,14 +184,21 @@ def _leaves(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{name}", value
 
 
-def _notes(recipe: Recipe, device: Device, *, one_machine: bool, resumable: bool) -> Iterator[str]:
+def _notes(recipe: Recipe, device: Device, engine: Engine, *, one_machine: bool, resumable: bool) -> Iterator[str]:
     nodes = recipe.resources.nodes
     if one_machine and nodes > 1:
         yield f"{nodes} nodes on this machine: {nodes} agents"
     if recipe.resources.device == "auto":
         yield f"device {device.name}: {device.reason}"
+    if engine.reason:
+        yield engine.reason
+    if engine.name == "torchrun" and (recipe.preload or not recipe.is_script):
+        yield "nothing is preloaded: torchrun starts each worker in a fresh interpreter"
     if not resumable and recipe.faults.max_restarts:
-        yield "a failure ends the run: nothing is restarted without `resume:`"
+        yield (
+            "a failure ends the run: nothing is restarted without `resume:`, "
+            "since a start from zero over old outputs is worse than a stop"
+        )
 
 
 def _overrides(loaded: LoadedRecipe, facts: Facts, document: Mapping[str, Any], device: Device) -> list[str]:

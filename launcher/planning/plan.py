@@ -14,9 +14,13 @@ from typing import Any
 PLAN_VERSION = 2
 
 
-def local_agent_argv(python: str, run_dir: str) -> tuple[str, ...]:
-    """The command that starts all agents of a local run."""
-    return (python, "-P", "-m", "launcher.agent", "--run-dir", run_dir, "--local")
+def local_agent_argv(python: str, run_dir: str, *, own: bool = True) -> tuple[str, ...]:
+    """The command that starts all agents of a local run.
+
+    An interpreter that is not our `own` has nothing of ours: the agent travels in the run directory.
+    """
+    program = ("-m", "launcher.agent") if own else (f"{run_dir}/agent/start.py",)
+    return (python, "-P", *program, "--run-dir", run_dir, "--local")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ class WorkerPlan:
     script: str | None
     """Absolute path of the file (kind script without a module)."""
     argv: tuple[str, ...]
-    """Arguments. `{attempt}` and `{newest}` in them are filled by the agent (`placeholders.fill`)."""
+    """Arguments. `{attempt}` and `{newest}` in them are filled by the agent (`placeholders.attempt_argv`)."""
     cwd: str
     preload: tuple[str, ...] | None
     """Modules imported once, before the workers are forked. None = each worker is a fresh interpreter."""
@@ -64,7 +68,7 @@ class WorkerPlan:
     adapter: str | None = None
     """`lightning` or `hf`: its own save on a stop and its own resume are switched on in the worker."""
     resume_newest: str | None = None
-    """Pattern of paths; what it finds is `{newest}`. Node 0 looks, once per attempt."""
+    """Pattern for `glob`, absolute; the newest that it finds is `{newest}`. Node 0 looks, once per attempt."""
     resume_argv: tuple[str, ...] = ()
     """Arguments that are added where `resume_newest` finds something."""
     progress_log: str | None = None

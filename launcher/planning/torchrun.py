@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from launcher.planning.placeholders import attempt_argv
+
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
 
@@ -13,15 +15,14 @@ TORCHRUN_PORT = 29500
 """Where the recipe fixes no port."""
 
 
-def torchrun_lines(plan: Plan, *, overrides: Sequence[str], cwd: str) -> Iterator[str]:
-    """One shell line for each node of the plan, to be run in `cwd`.
+def torchrun_lines(plan: Plan, *, torchrun: Sequence[str], overrides: Sequence[str], cwd: str) -> Iterator[str]:
+    """One shell line for each node of the plan, to be run in `cwd`, with `torchrun` as the command of that name.
 
     `overrides` are all that separate the recipe file from the plan's recipe, flags included.
     """
-    start = "" if plan.worker.cwd == cwd else f"cd {shlex.quote(plan.worker.cwd)} && "
     unset = [part for name in plan.env_unset for part in ("-u", name)]
-    start += " ".join(["env", *unset, *(f"{variable.name}={_quoted(variable.value)}" for variable in plan.env)])
-    before = f"torchrun --nnodes {len(plan.nodes)} --node-rank"
+    start = " ".join(["env", *unset, *(f"{variable.name}={_quoted(variable.value)}" for variable in plan.env)])
+    before = f"{' '.join(map(_quoted, torchrun))} --nnodes {len(plan.nodes)} --node-rank"
     after = " ".join(
         _quoted(word)
         for word in [
@@ -34,15 +35,24 @@ def torchrun_lines(plan: Plan, *, overrides: Sequence[str], cwd: str) -> Iterato
     )
     for node in plan.nodes:
         gpus = f" CUDA_VISIBLE_DEVICES={','.join(map(str, node.gpus))}" if plan.device == "cuda" else ""
-        yield f"{start}{gpus} {before} {node.index} {after}"
+        line = _after_setup(plan.setup, f"{start}{gpus} {before} {node.index} {after}")
+        yield line if plan.worker.cwd == cwd else f"cd {_quoted(plan.worker.cwd)} && {line}"
+
+
+def _after_setup(setup: Sequence[str], command: str) -> str:
+    """The command, after the lines that are run on each node: in the very shell that the agent runs them in."""
+    if not setup:
+        return command
+    return f"bash -euo pipefail -c {_quoted(chr(10).join([*setup, f'exec {command}']))}"
 
 
 def _program(plan: Plan, overrides: Sequence[str]) -> list[str]:
-    """The program and its arguments, as torchrun takes them."""
+    """The program and its arguments, as torchrun takes them; by hand it is the first attempt."""
     worker = plan.worker
-    if worker.module is not None:
-        return ["-m", worker.module, str(plan.recipe_source), *overrides]
-    return [str(worker.script), *worker.argv]
+    if worker.kind == "job":
+        return ["-m", str(worker.module), str(plan.recipe_source), *overrides]
+    program = ["-m", worker.module] if worker.module is not None else [str(worker.script)]
+    return [*program, *attempt_argv(worker.argv, (), attempt=1, newest=None)]
 
 
 def _quoted(value: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from launcher.planning.network import PREFIXES
+from launcher.planning.placeholders import fill
 from launcher.planning.plan import EnvVar
 from launcher.planning.topology import Finding
 from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES
-from launcher.redact import is_secret_name
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -41,6 +42,7 @@ def worker_variables(
     threads: Threads,
     network: Network,
     origins: Mapping[str, str],
+    placeholders: Mapping[str, str],
     remarks: Remarks,
 ) -> tuple[EnvVar, ...]:
     """The variables of every worker, sorted by name. Names that are ours are problems."""
@@ -51,10 +53,30 @@ def worker_variables(
         key = f"env.{name}"
         _check_name(name, value, threads, remarks)
         if not name.startswith(PREFIXES):  # those come back from the network, under the name that torch reads now
-            variables[name] = EnvVar(name=name, value=value, origin=origins.get(key, f"recipe:{key}"))
+            variables[name] = EnvVar(
+                name=name, value=fill(value, placeholders), origin=origins.get(key, f"recipe:{key}")
+            )
     variables["OMP_NUM_THREADS"] = EnvVar(name="OMP_NUM_THREADS", value=threads.value, origin=threads.origin)
-    variables |= {variable.name: variable for variable in network.env}
+    variables |= {variable.name: _filled(variable, placeholders) for variable in network.env}
     return tuple(variables[name] for name in sorted(variables))
+
+
+def _filled(variable: EnvVar, placeholders: Mapping[str, str]) -> EnvVar:
+    """With placeholders filled in, unless it came from the environment, whose text is only text."""
+    if variable.origin == "environment":
+        return variable
+    return dataclasses.replace(variable, value=fill(variable.value, placeholders))
+
+
+def check_secrets(recipe: Recipe, facts: Facts, remarks: Remarks) -> None:
+    """Secrets come from the environment of the launch, under names that are not ours; here only their names count."""
+    for index, name in enumerate(recipe.secrets):
+        key = f"secrets.{index}"
+        if name in _OWNED or name.startswith("LAUNCH_"):
+            remarks.problems.append(Finding(key, f"secrets: {name} is no secret: the launcher sets it", "remove it"))
+        elif name in facts.secrets_missing:
+            message = f"secrets: {name} is not set in this environment"
+            remarks.problems.append(Finding(key, message, f"export {name}=... before `launch`"))
 
 
 def _orders_devices(environment: Mapping[str, str]) -> bool:
@@ -77,5 +99,3 @@ def _check_name(name: str, value: str, threads: Threads, remarks: Remarks) -> No
         remarks.problems.append(
             Finding(key, f"{key}: {value} here, but resources.threads is {threads.value}", "keep one of the two")
         )
-    elif is_secret_name(name):
-        remarks.notes.append(f"{key} looks like a secret and is kept in the run directory; export it before `launch`")

@@ -1,0 +1,98 @@
+"""Who starts and restarts the workers: our agent, or torchrun below it, by the torch that they have. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.planning.topology import Finding, Remarks
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts
+
+Version = tuple[int, int]
+
+TORCH_FROM: Version = (2, 13)
+TORCH_BELOW: Version = (2, 15)
+"""The versions of torch whose elastic classes the agent is tested with; those of pyproject.toml."""
+OLDEST_TORCH: Version = (2, 4)
+OLDEST_PYTHON: Version = (3, 11)
+
+FORCE = "LAUNCH_ENGINE"
+"""A variable of the environment: `torchrun` takes it where the agent would do, to compare the two."""
+ENGINES = ("agent", "torchrun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What supervises the workers."""
+
+    name: str
+    reason: str = ""
+    """Why it is not the agent."""
+
+
+def of_workers(facts: Facts) -> Facts:
+    """The facts with the interpreter that the workers have in place of our own."""
+    found = facts.interpreter
+    if found is None:
+        return facts
+    return dataclasses.replace(
+        facts, python=found.path, python_version=found.version, torch_version=found.torch_version
+    )
+
+
+def choose_engine(facts: Facts, *, script: bool, remarks: Remarks, refusals: list[Finding]) -> Engine:
+    """The engine for the workers' torch. What cannot run at all goes to `refusals`: right recipe, wrong place."""
+    forced = facts.environment.get(FORCE, "")
+    if forced and forced not in ENGINES:
+        remarks.problems.append(Finding(FORCE, f"{FORCE}={forced} is no engine", f"one of {', '.join(ENGINES)}"))
+    refusals += _refusals(facts, script=script)
+    torch = of_workers(facts).torch_version
+    supported = torch is None or TORCH_FROM <= _release(torch) < TORCH_BELOW
+    if supported and forced != "torchrun":
+        return Engine(name="agent")
+    why = f"{FORCE}=torchrun" if supported else f"torch {torch} in {of_workers(facts).python}"
+    knows = "" if supported else f": the agent knows {supported_torch()}"
+    return Engine(name="torchrun", reason=f"{why}{knows}; it supervises torchrun instead, without fast restart")
+
+
+def supported_torch() -> str:
+    """`2.13 and 2.14`."""
+    minors = range(TORCH_FROM[1], TORCH_BELOW[1])
+    return " and ".join(f"{TORCH_FROM[0]}.{minor}" for minor in minors)
+
+
+def _refusals(facts: Facts, *, script: bool) -> list[Finding]:
+    """Why these workers cannot start. Our own interpreter without torch only matters where a run is started."""
+    own, here = facts.interpreter is None, of_workers(facts)
+    torch = here.torch_version
+    needs = f"workers need torch {_text(OLDEST_TORCH)} or newer, {supported_torch()} for fast restarts"
+    install = f"{here.python} -m pip install torch"
+    if facts.interpreter is not None and facts.interpreter.fault:
+        return [Finding("python", f"python: {here.python} cannot be run: {facts.interpreter.fault}")]
+    found: list[Finding] = []
+    if _release(here.python_version) < OLDEST_PYTHON:
+        message = f"python: {here.python} is Python {here.python_version}; {_text(OLDEST_PYTHON)} or newer is needed"
+        found.append(Finding("python", message, "name an interpreter of a newer environment"))
+    if torch is None and not own:
+        message = f"python: {here.python} (Python {here.python_version}) has no torch; {needs}"
+        found.append(Finding("python", message, install))
+    if torch is not None and _release(torch) < OLDEST_TORCH:
+        found.append(Finding("python", f"python: {here.python} has torch {torch}; {needs}", f"{install} --upgrade"))
+    elif torch is not None and not script and not TORCH_FROM <= _release(torch) < TORCH_BELOW:
+        message = f"python: {here.python} has torch {torch}; the built-in training program needs {supported_torch()}"
+        found.append(Finding("python", message, "pip install -c constraints.txt '.[train]'"))
+    return found
+
+
+def _release(version: str) -> Version:
+    """`2.13.0+cpu` as (2, 13). A version that cannot be read is older than all."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _text(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
