@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.trackers import Tracker, start_trackers
+from launcher import redact
 from launcher.runs.events import EventWriter
 from launcher.runs.metrics import Record, fold_metrics
 from launcher.runs.rundir import RunDir
@@ -97,7 +98,7 @@ def main() -> int:
             follow(order, orders, folder)
     except Exception as error:  # noqa: BLE001 - trackers raise what they like; the training goes on without them
         print(f"tracking ended early ({type(error).__name__}: {error}); metrics.jsonl has everything", flush=True)
-        (folder / "error.log").write_text(traceback.format_exc())
+        (folder / "error.log").write_text(redact.own().text(traceback.format_exc()))
         return 1
     return 0
 

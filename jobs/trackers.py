@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import netrc
 import os
 import socket
@@ -78,6 +79,7 @@ class Wandb:
             if self._mode != "online":
                 raise
             self._mode, self._reason = "offline", f"the server refused: {error}".splitlines()[0]
+            self._wandb.teardown()  # W&B would still hold the run's id for the try that failed
             return self._init(order)
 
     def _init(self, order: Mapping[str, Any]) -> Any:
@@ -93,7 +95,14 @@ class Wandb:
             group=os.environ.get("WANDB_RUN_GROUP"),
             config=order["config"],
             dir=str(self._run_dir),
-            settings=self._wandb.Settings(init_timeout=INIT_S, console="off", silent=True),
+            settings=self._wandb.Settings(
+                init_timeout=INIT_S,
+                console="off",
+                silent=True,
+                git_commit=commit_of(self._run_dir),
+                disable_git=True,  # it would copy the changes of the working tree, with what stands in them
+                save_code=False,
+            ),
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -149,6 +158,16 @@ class TensorBoard:
     def sentence(self) -> str:
         """How to look at it."""
         return f"TensorBoard    tensorboard --logdir {self._folder}"
+
+
+def commit_of(run_dir: Path) -> str | None:
+    """The commit that was launched, where there is one."""
+    try:
+        record = json.loads((run_dir / "launch.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:  # a job that was started by hand
+        return None
+    sha: str | None = record["git"]["sha"]
+    return sha
 
 
 def choose_mode(wanted: str, env: Mapping[str, str]) -> tuple[Mode, str]:

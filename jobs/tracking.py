@@ -10,6 +10,7 @@ import sys
 from typing import IO
 
 from jobs.job import Job, run_id
+from launcher import redact
 from launcher.runs.rundir import RunDir
 
 FINISH_S = 10.0
@@ -35,7 +36,7 @@ class Tracking:
             "name": job.recipe.name,
             "wandb": tracking.wandb.model_dump(mode="json"),
             "tensorboard": tracking.tensorboard,
-            "config": job.recipe.model_dump(mode="json", by_alias=True),
+            "config": redact.own().document(job.recipe.model_dump(mode="json", by_alias=True)),
         }
         path = os.pathsep.join(entry for entry in sys.path if entry)
         process = subprocess.Popen(

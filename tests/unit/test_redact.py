@@ -21,7 +21,8 @@ ONE = Redactor([("WANDB_API_KEY", VALUE)])
 
 
 @pytest.mark.parametrize(
-    "name", ["WANDB_API_KEY", "hf_token", "AWS_SECRET_ACCESS_KEY", "password", "db-password", "TOKEN", "SSH_PRIVATE_KEY"]
+    "name",
+    ["WANDB_API_KEY", "hf_token", "AWS_SECRET_ACCESS_KEY", "password", "db-password", "TOKEN", "SSH_PRIVATE_KEY"],
 )
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
