@@ -113,5 +113,8 @@ def app() -> None:
 def launch(ctx: click.Context, /, **options: Any) -> int:
     """Start what a recipe describes."""
     from launcher.cli.run import LaunchOptions, launch_target
+    from launcher.road import Request
 
-    return launch_target(LaunchOptions(script_args=ctx.meta["launcher.script_args"], **options))
+    asked = ("target", "overrides", "nodes", "nproc_per_node", "where", "name", "runs_dir")
+    request = Request(script_args=ctx.meta["launcher.script_args"], **{key: options.pop(key) for key in asked})
+    return launch_target(request, LaunchOptions(**options))

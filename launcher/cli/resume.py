@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
+    from launcher.recipe.loader import LoadedRecipe
+    from launcher.runs.code import CodeChoice
     from launcher.runs.fold import RunRecord
     from launcher.runs.rundir import RunDir
 
@@ -17,40 +21,64 @@ if TYPE_CHECKING:
 @click.argument("run", metavar="RUN")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes.")
+@click.option("--on", "where", metavar="WHERE", help="Where to run: local. Default: where it ran.")
+@click.option(
+    "--code",
+    "choice",
+    type=click.Choice(["same", "current"]),
+    help="Where the code has changed since: go on with that of the run, or with the files as they are now.",
+)
 @click.option("--detach/--follow", default=None, help="Return at once, or stay and show the output (default).")
 @click.option("--json", "as_json", is_flag=True, help="The last line of the output is one JSON object.")
-def resume(run: str, overrides: tuple[str, ...], nodes: int | None, detach: bool | None, as_json: bool) -> int:
+def resume(run: str, detach: bool | None, as_json: bool, **options: Any) -> int:
     """Go on with RUN from its newest checkpoint; `train.until` is the total length."""
     from launcher.runs.create import claimed
     from launcher.runs.find import find_run
 
     found = find_run(run)
     with claimed(found):
-        return _resume(found, overrides, nodes, detach=bool(detach), as_json=as_json)
+        return _resume(found, Wishes(**options), detach=bool(detach), as_json=as_json)
 
 
-def _resume(run: RunDir, overrides: tuple[str, ...], nodes: int | None, *, detach: bool, as_json: bool) -> int:
-    from launcher.cli.run import refuse, show_json, submit
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What is to be different from now on."""
+
+    overrides: tuple[str, ...] = ()
+    nodes: int | None = None
+    where: str | None = None
+    choice: str | None = None
+    """same, current, or None: the code has to be as it was."""
+
+
+def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
+    from launcher.cli.run import show_json, submit
     from launcher.cli.runs import job_alive
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import get_executor
+    from launcher.road import load_again, recipe_flags, refuse
     from launcher.runs.create import record_event, resolved_recipe, update_plan
     from launcher.runs.load import read_plan, read_record
 
     record = read_record(run, job_alive)
     check_ended(record)
-    plan = _new_plan(run, read_plan(run), overrides, nodes)
-    if already_complete(record, plan.recipe):
+    old = read_plan(run)
+    loaded = load_again(run, old, wishes.overrides, recipe_flags(nodes=wishes.nodes))
+    recipe = loaded.recipe.model_dump(mode="json", by_alias=True)
+    if already_complete(record, recipe):
         if as_json:
             show_json({"run_id": run.run_id, "run_dir": str(run.path), "state": record.state, "exit_code": 0})
         else:
-            print(complete_text(record, plan.recipe))
+            print(complete_text(record, recipe))
         return 0
-    executor = get_executor(plan.executor)
+    executor = get_executor(wishes.where or old.executor)
+    plan, code = _new_plan(run, loaded, executor.name, wishes.choice)
     refuse(executor, plan)
     with SignalInbox() as inbox:
-        update_plan(run, plan, resolved=resolved_recipe(plan))
-        record_event(run, "resumed", overrides=list(overrides))
+        kept = update_plan(run, plan, resolved=resolved_recipe(plan), code=code.code if code.is_new else None)
+        changed = {"code": code.word, "code_sha256": code.code.sha256, "code_kept": kept}
+        nodes = [len(old.nodes), len(plan.nodes)]
+        record_event(run, "resumed", overrides=list(wishes.overrides), nodes=nodes, **changed)
         return submit(plan, run, executor, inbox, detach=detach, as_json=as_json)
 
 
@@ -90,12 +118,13 @@ def complete_text(record: RunRecord, recipe: Mapping[str, Any]) -> str:
     return f"{done}; to go on, give a larger total: train.until=... (now {until})" if until else done
 
 
-def _new_plan(run: RunDir, old: Plan, overrides: tuple[str, ...], nodes: int | None) -> Plan:
-    from launcher.planning.facts import gather_facts
+def _new_plan(run: RunDir, loaded: LoadedRecipe, executor: str, choice: str | None) -> tuple[Plan, CodeChoice]:
     from launcher.planning.make import make_plan
-    from launcher.recipe.loader import load_recipe
+    from launcher.road import facts_of, source_of
+    from launcher.runs.code import choose_code
 
-    loaded = load_recipe(run.resolved, overrides, flags={"resources.nodes": ("--nodes", nodes)})
-    # The place is where the run is now: a folder that was moved goes on there.
-    facts = gather_facts(python=loaded.recipe.python, secrets=loaded.recipe.secrets)
-    return make_plan(loaded, facts, run_id=run.run_id, runs_dir=str(run.path.parent), executor=old.executor)
+    facts = facts_of(loaded)
+    root = str(run.path.parent)  # the place is where the run is now: a folder that was moved goes on there
+    code = choose_code(run, source_of(loaded, facts, root), choice)
+    facts = dataclasses.replace(facts, code=code.code)
+    return make_plan(loaded, facts, run_id=run.run_id, runs_dir=root, executor=executor), code

@@ -269,6 +269,8 @@ def _misses_target(source: CodeSource, files: Mapping[str, os.stat_result]) -> s
         return ""
     if source.script is None:
         return f"module {source.module} is no file of {source.root}"
+    if source.script is not None and not os.path.lexists(source.script):
+        return f"there is no {source.script}"
     if places[0].startswith(".."):
         return f"{source.script} lies outside the workdir {source.root}"
     return f"git ignores {places[0]}"

@@ -6,20 +6,39 @@ import dataclasses
 import posixpath
 from typing import TYPE_CHECKING
 
+from launcher.planning.codefacts import CodeSource
 from launcher.planning.plan import CodePlan, Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.planning.codefacts import CodeFacts
+    from launcher.recipe.loader import LoadedRecipe
 
 CODE = "code"
 """The folder of the copy, in the run directory."""
 
 
-def with_code(plan: Plan, code: CodeFacts | None) -> Plan:
-    """The plan that runs this code. The script is the one of the copy, if there is one; the cwd stays the live one."""
-    if code is None:
-        return plan
-    made = CodePlan(
+def code_source(
+    loaded: LoadedRecipe, *, cwd: str, runs_dir: str, holds_secret: Callable[[bytes], bool]
+) -> CodeSource | None:
+    """Where the code of a recipe is looked for; None for the built-in job."""
+    recipe = loaded.recipe
+    if not recipe.is_script:
+        return None
+    folder = cwd if loaded.source is None else str(loaded.source.parent)
+    return CodeSource(
+        root=cwd if recipe.workdir is None else _absolute(folder, recipe.workdir),
+        script=None if recipe.script is None else _absolute(folder, recipe.script),
+        module=recipe.module,
+        runs_dir=_absolute(cwd, runs_dir),
+        holds_secret=holds_secret,
+    )
+
+
+def code_plan(code: CodeFacts) -> CodePlan:
+    """What a plan says of a code."""
+    return CodePlan(
         root=code.root,
         snapshot=code.snapshot,
         reason=code.reason,
@@ -27,12 +46,18 @@ def with_code(plan: Plan, code: CodeFacts | None) -> Plan:
         files=len(code.files),
         size_bytes=code.size_bytes,
     )
-    worker = plan.worker
-    if code.snapshot and worker.script is not None:
+
+
+def with_code(plan: Plan, code: CodeFacts | None) -> Plan:
+    """The plan that runs this code. The script is the one of the copy, if there is one; the cwd stays the live one."""
+    if code is None:
+        return plan
+    worker, copy = plan.worker, posixpath.join(plan.run_dir, CODE)
+    if code.snapshot and worker.script is not None and not worker.script.startswith(f"{copy}/"):
         inside = posixpath.relpath(worker.script, code.root)
-        worker = dataclasses.replace(worker, script=posixpath.join(plan.run_dir, CODE, inside))
-    notes = [*plan.notes, *(f"not in the copy of the code: {path}: {why}" for path, why in code.skipped.items())]
-    return dataclasses.replace(plan, code=made, worker=worker, notes=tuple(notes))
+        worker = dataclasses.replace(worker, script=posixpath.join(copy, inside))
+    left_out = (f"not in the copy of the code: {_shown(path)}: {why}" for path, why in code.skipped.items())
+    return dataclasses.replace(plan, code=code_plan(code), worker=worker, notes=(*plan.notes, *left_out))
 
 
 def live_script(plan: Plan) -> str | None:
@@ -49,6 +74,15 @@ def code_text(code: CodePlan) -> str:
     if code.snapshot:
         return f"a copy of {code.root}: {files}, {_size(code.size_bytes)}; the same for every attempt"
     return f"{code.root}, not copied ({code.reason}); {files} watched: a change stops the next `launch resume`"
+
+
+def _absolute(base: str, path: str) -> str:
+    return posixpath.normpath(posixpath.join(base, path))
+
+
+def _shown(path: str) -> str:
+    """A path as text, whatever its bytes are."""
+    return path.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _size(size_bytes: int) -> str:

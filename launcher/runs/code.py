@@ -7,11 +7,104 @@ import hashlib
 import json
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, Refused
-from launcher.planning.codefacts import CodeChanges, CodeFacts, code_changes, file_digest, is_link
+from launcher.planning.codefacts import (
+    CodeChanges,
+    CodeFacts,
+    CodeSource,
+    code_changes,
+    code_roots,
+    file_digest,
+    gather_code,
+    is_link,
+    package_code,
+)
 from launcher.runs.rundir import RunDir
+
+SAME, CURRENT, UNCHANGED = "same", "current", "unchanged"
+CHOICES = (SAME, CURRENT)
+"""What `launch resume --code` takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeChoice:
+    """The code that a run goes on with."""
+
+    code: CodeFacts
+    word: str
+    """same, current or unchanged."""
+    is_new: bool
+    """Whether it takes the place of the one that the run has."""
+
+
+def choose_code(run: RunDir, source: CodeSource | None, choice: str | None) -> CodeChoice:
+    """The code that a resume goes on with. `source` is None for the built-in job.
+
+    Raises Refused where the live code is another one and nobody said which, and where what was said is not there.
+    """
+    old = read_code(run)
+    if old is None:  # made before code was recorded: what it had is not known
+        now = package_code() if source is None else gather_code(source)
+        return CodeChoice(code=now, word=CURRENT, is_new=True)
+    if source is None or not old.snapshot:
+        return _of_live_tree(run, old, source, choice)
+    if choice != CURRENT and (spoiled := copy_changes(run, old)):
+        message = f"the copy of its code, {run.code}, was changed: {', '.join(spoiled.lines())}"
+        raise Refused([Problem(where=run.run_id, message=message, hint="--code current takes the files as they are")])
+    if choice == SAME:
+        if not any(place in old.files for place in code_roots(source)):
+            message = f"{source.script or source.module} is not in the copy of its code"
+            raise Refused([Problem(where="--code same", message=message)])
+        return CodeChoice(code=dataclasses.replace(old, root=source.root), word=SAME, is_new=False)
+    now = gather_code(source)
+    changes = code_changes(old, now) if now.snapshot else CodeChanges()
+    if now.snapshot and not changes:
+        return CodeChoice(code=dataclasses.replace(old, root=source.root), word=UNCHANGED, is_new=False)
+    if choice == CURRENT:
+        return CodeChoice(code=now, word=CURRENT, is_new=True)
+    what = f"changed since: {', '.join(changes.lines())}" if changes else f"out of reach of a comparison: {now.reason}"
+    hint = "--code same goes on with the copy of the run, --code current with the files as they are now"
+    raise Refused([Problem(where=run.run_id, message=f"the code in {source.root} is {what}", hint=hint)])
+
+
+def _of_live_tree(run: RunDir, old: CodeFacts, source: CodeSource | None, choice: str | None) -> CodeChoice:
+    now = package_code() if source is None else gather_code(source, snapshot=False)
+    changes = code_changes(old, now)
+    if not changes:
+        return CodeChoice(code=dataclasses.replace(now, reason=old.reason), word=UNCHANGED, is_new=False)
+    if choice == CURRENT:
+        return CodeChoice(code=now if source is None else gather_code(source), word=CURRENT, is_new=True)
+    message = f"the code in {now.root} is changed since: {', '.join(changes.lines())}"
+    hint = "--code current goes on with the files as they are now"
+    if choice == SAME:
+        message += f"; there is no copy to go on with ({old.reason})"
+        hint = f"put the files back as they were, or {hint}"
+    raise Refused([Problem(where=run.run_id, message=message, hint=hint)])
+
+
+def code_of_rerun(run: RunDir, source: CodeSource | None) -> tuple[CodeFacts, Path | None, tuple[str, ...]]:
+    """The code of another run, where it is copied from (None = the live tree), and what to say about it."""
+    old = read_code(run)
+    if source is not None and old is not None and old.snapshot:
+        return _copy_of(run, old, source)
+    now = package_code() if source is None else gather_code(source)
+    watched = gather_code(source, snapshot=False) if source is not None and now.snapshot else now
+    changes = code_changes(old, watched) if old is not None else CodeChanges()
+    said = f"code: as it is now in {now.root}, changed since {run.run_id}: {', '.join(changes.lines())}"
+    return now, None, (said,) if changes else ()
+
+
+def _copy_of(run: RunDir, old: CodeFacts, source: CodeSource) -> tuple[CodeFacts, Path | None, tuple[str, ...]]:
+    if spoiled := copy_changes(run, old):
+        why = f"its copy was changed: {', '.join(spoiled.lines())}"
+    elif not any(place in old.files for place in code_roots(source)):
+        why = f"its copy has no {source.script or source.module}"
+    else:
+        return dataclasses.replace(old, root=source.root), run.code, (f"code: the copy of {run.run_id}",)
+    return gather_code(source), None, (f"code: as it is now in {source.root}, not that of {run.run_id} ({why})",)
 
 
 def store_code(run: RunDir, code: CodeFacts, *, origin: Path | None = None) -> CodeFacts:
@@ -34,14 +127,6 @@ def read_code(run: RunDir) -> CodeFacts | None:
         return None
     except (ValueError, TypeError) as error:
         raise Refused([Problem(where=str(run.code_record), message="this is no record of code")]) from error
-
-
-def set_code_aside(run: RunDir, number: int) -> str:
-    """Keep the code of the attempts so far as `code-<k>/`, `code-<k>.json`. Returns the name of the former."""
-    for path in (run.code, run.code_record):
-        if path.exists():
-            path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
-    return f"{run.code.name}-{number}"
 
 
 def copy_changes(run: RunDir, code: CodeFacts) -> CodeChanges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -19,7 +20,10 @@ from typing import TYPE_CHECKING, Any
 import launcher
 from launcher import redact
 from launcher.errors import Problem, Refused
+from launcher.planning.codeplan import code_plan, live_script
 from launcher.recipe.dump import dump_yaml
+from launcher.runs.carry import carry_agent
+from launcher.runs.code import store_code
 from launcher.runs.events import EventWriter
 from launcher.runs.find import state_folder, write_pointer
 from launcher.runs.rundir import RunDir
@@ -27,6 +31,7 @@ from launcher.runs.rundir import RunDir
 if TYPE_CHECKING:
     from random import Random
 
+    from launcher.planning.codefacts import CodeFacts
     from launcher.planning.facts import Facts
     from launcher.planning.plan import Plan
 
@@ -44,23 +49,34 @@ def new_run_id(name: str, *, now: datetime, random: Random) -> str:
 
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
     """The recipe as it was understood, in full: it plans the same run from any directory and without its parent."""
-    paths = {"workdir": plan.worker.cwd, "script": plan.worker.script, "extends": None}
+    paths = {"workdir": plan.worker.cwd, "script": live_script(plan), "extends": None}
     return {key: value for key, value in {**plan.recipe, **paths}.items() if value is not None}
 
 
 def create(
-    plan: Plan, *, recipe_text: str | None, resolved: Mapping[str, Any], command: Sequence[str], facts: Facts
+    plan: Plan,
+    *,
+    recipe_text: str | None,
+    resolved: Mapping[str, Any],
+    command: Sequence[str],
+    facts: Facts,
+    rerun_of: str | None = None,
+    code_origin: Path | None = None,
 ) -> RunDir:
     """Make the run directory of a plan, and the pointer that finds it from anywhere.
+
+    `rerun_of` is the run whose plan this is; `code_origin` where its code is copied from, by default the live tree.
 
     Raises Refused where a folder cannot be written, UnicodeEncodeError for a path that is not UTF-8; nothing is left
     behind then.
     """
     state_folder()  # first, so that a home which cannot be written is found before anything exists
     run = RunDir(Path(plan.run_dir))
-    _make_folder(run)
+    _make_folder(run, private=_holds_code(facts))
     try:
-        _fill(run, plan, recipe_text=recipe_text, resolved=resolved, command=command, facts=facts)
+        if facts.code is not None:  # a file may have changed since it was looked at: what counts is what is copied
+            plan = dataclasses.replace(plan, code=code_plan(store_code(run, facts.code, origin=code_origin)))
+        _fill(run, plan, recipe_text=recipe_text, resolved=resolved, command=command, facts=facts, rerun_of=rerun_of)
     except (OSError, UnicodeEncodeError) as error:
         shutil.rmtree(run.path, ignore_errors=True)
         if isinstance(error, UnicodeEncodeError):
@@ -79,6 +95,7 @@ def _fill(
     resolved: Mapping[str, Any],
     command: Sequence[str],
     facts: Facts,
+    rerun_of: str | None,
 ) -> None:
     redact.remember(plan.secrets)
     redactor = redact.own()
@@ -86,23 +103,57 @@ def _fill(
         run.recipe.write_text(redactor.text(recipe_text), encoding="utf-8")
     run.resolved.write_text(dump_yaml(resolved), encoding="utf-8")
     run.plan.write_text(plan.to_json(), encoding="utf-8")
+    carry_agent(run, plan)
     _write_token(run.token)
     (run.path / "logs").mkdir()
-    record = redactor.document(launch_record(plan, command=command, facts=facts))
+    record = redactor.document(launch_record(plan, command=command, facts=facts, rerun_of=rerun_of))
     run.launch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     record_event(run, "created", command=list(command), user=facts.user, host=facts.hostname)
     write_pointer(run)
 
 
-def update_plan(run: RunDir, plan: Plan, *, resolved: Mapping[str, Any]) -> None:
-    """Give a run that has ended a new plan. The old one stays as `plan-<k>.json`, its result as `result-<k>.json`."""
+def update_plan(run: RunDir, plan: Plan, *, resolved: Mapping[str, Any], code: CodeFacts | None = None) -> str | None:
+    """Give a run that has ended a new plan, and a new code if there is one.
+
+    The old ones stay, as `plan-<k>.json`, `result-<k>.json`, `code-<k>/`. Returns its name, if there is one.
+    Raises Refused, with everything as it was, where they cannot be written.
+    """
     number = next_number(run)
-    for path in (run.plan, run.resolved, run.result):
-        if path.exists():
-            path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
-    run.resolved.write_text(dump_yaml(resolved), encoding="utf-8")
-    run.plan.write_text(plan.to_json(), encoding="utf-8")
+    replaced = [run.plan, run.resolved, run.result, *([run.code, run.code_record] if code is not None else [])]
+    kept = {path: path.with_name(f"{path.stem}-{number}{path.suffix}") for path in replaced if path.exists()}
+    try:
+        for path, old in kept.items():
+            path.rename(old)
+        if code is not None:
+            if code.snapshot:
+                run.path.chmod(0o700)
+            plan = dataclasses.replace(plan, code=code_plan(store_code(run, code)))
+        carry_agent(run, plan)
+        run.resolved.write_text(dump_yaml(resolved), encoding="utf-8")
+        run.plan.write_text(plan.to_json(), encoding="utf-8")
+    except OSError as error:
+        _put_back(replaced, kept)
+        message = f"the run directory cannot be written: {error.strerror}"
+        raise Refused([Problem(where=str(run.path), message=message)]) from error
     run.stop_file.unlink(missing_ok=True)
+    return kept[run.code].name if run.code in kept else None
+
+
+def _put_back(replaced: Iterable[Path], kept: Mapping[Path, Path]) -> None:
+    for path in replaced:
+        if path in kept and not kept[path].exists():
+            continue  # it was not its turn yet
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        if path in kept:
+            kept[path].rename(path)
+
+
+def _holds_code(facts: Facts) -> bool:
+    """Whether a run directory keeps code of the user's, which may be nobody else's business."""
+    return bool(facts.git.get("dirty")) or (facts.code is not None and facts.code.snapshot)
 
 
 @contextmanager
@@ -111,7 +162,12 @@ def claimed(run: RunDir) -> Iterator[None]:
 
     The lock ends with this process, by whatever means; agents do not inherit it.
     """
-    descriptor = os.open(run.token, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(run.token, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        message = f"its file `token` cannot be read: {error.strerror}"
+        hint = "a run that is moved or copied takes all its files along; `launch rerun` starts a new run of its plan"
+        raise Refused([Problem(where=str(run.path), message=message, hint=hint)]) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +192,7 @@ def record_event(run: RunDir, event: str, **fields: Any) -> None:
         writer.close()
 
 
-def launch_record(plan: Plan, *, command: Sequence[str], facts: Facts) -> dict[str, Any]:
+def launch_record(plan: Plan, *, command: Sequence[str], facts: Facts, rerun_of: str | None = None) -> dict[str, Any]:
     """Who launched what, where and with which versions: the content of launch.json."""
     return {
         "run_id": plan.run_id,
@@ -146,6 +202,7 @@ def launch_record(plan: Plan, *, command: Sequence[str], facts: Facts) -> dict[s
         "cwd": facts.cwd,
         "pid": os.getpid(),
         "command": list(command),
+        "rerun_of": rerun_of,
         "python": {"executable": facts.python, "version": facts.python_version},
         "platform": " ".join(os.uname()[index] for index in (0, 2, 4)),
         "versions": {"launcher": launcher.__version__, "torch": facts.torch_version},
@@ -164,10 +221,10 @@ def installed_packages(folders: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _make_folder(run: RunDir) -> None:
+def _make_folder(run: RunDir, *, private: bool) -> None:
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)
-        run.path.mkdir()
+        run.path.mkdir(mode=0o700 if private else 0o777)
     except OSError as error:
         problem = Problem(
             where=str(run.path),

@@ -1,0 +1,253 @@
+"""The road from what is asked for to a started run: load, probe, plan, check, create, submit.
+
+The same for the command line and for Python. It prints nothing and handles no signals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING
+
+from launcher import redact
+from launcher.errors import Problem, RecipeError, Refused
+from launcher.executors.base import Executor, JobRef, get_executor
+from launcher.recipe.paths import expanded, is_file
+from launcher.runs.create import create, new_run_id, record_event, resolved_recipe
+
+if TYPE_CHECKING:
+    from launcher.planning.codefacts import CodeSource
+    from launcher.planning.facts import Facts
+    from launcher.planning.plan import Plan
+    from launcher.recipe.loader import Flags, LoadedRecipe
+    from launcher.runs.rundir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asks for."""
+
+    target: str
+    """A recipe, or a script."""
+    overrides: tuple[str, ...] = ()
+    script_args: tuple[str, ...] = ()
+    nodes: int | None = None
+    nproc_per_node: int | None = None
+    where: str | None = None
+    name: str | None = None
+    runs_dir: str | None = None
+
+    @property
+    def is_script(self) -> bool:
+        """Whether the target is a script, and not a recipe."""
+        return Path(self.target).suffix == ".py"
+
+    @property
+    def flags(self) -> Flags:
+        """The options that are keys of the recipe too."""
+        return recipe_flags(name=self.name, nodes=self.nodes, nproc_per_node=self.nproc_per_node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A plan that its place accepts. Nothing exists yet."""
+
+    plan: Plan
+    facts: Facts
+    executor: Executor
+    recipe_text: str
+    rerun_of: str | None = None
+    code_origin: Path | None = None
+    """Where the code is copied from; None = the live tree."""
+    notes: tuple[str, ...] = ()
+    """What a user should know before it starts."""
+
+
+@contextmanager
+def prepared(request: Request, *, warm: bool) -> Iterator[Prepared]:
+    """The plan of a request. Raises RecipeError and Refused, with all problems at once.
+
+    `warm`: the first process of the run, which only imports torch, is started before the recipe is read; where nothing
+    is submitted inside, it is gone afterwards.
+    """
+    executor = get_executor(request.where or "local")
+    run_id = _new_id(likely_name(request))
+    if warm and (request.where or not shutil.which("sbatch")):
+        executor.warm(runs_root(request.runs_dir, None, os.environ) / run_id)
+    try:
+        yield _prepare(request, executor, run_id)
+    finally:
+        executor.drop()
+
+
+def _prepare(request: Request, executor: Executor, run_id: str) -> Prepared:
+    from launcher.planning.codefacts import gather_code, package_code
+    from launcher.planning.make import make_plan
+
+    loaded = load_target(request)
+    facts = facts_of(loaded)
+    refuse_unclear_place(request.where, facts)
+    root = str(runs_root(request.runs_dir, loaded.recipe.runs_dir, os.environ))
+    source = source_of(loaded, facts, root)
+    facts = dataclasses.replace(facts, code=package_code() if source is None else gather_code(source))
+    name = loaded.recipe.name
+    run_id = run_id if name == likely_name(request) else _new_id(name)
+    plan = make_plan(loaded, facts, run_id=run_id, runs_dir=root, executor=executor.name)
+    refuse(executor, plan)
+    return Prepared(plan=plan, facts=facts, executor=executor, recipe_text=loaded.text)
+
+
+def prepare_again(
+    run: RunDir,
+    overrides: Sequence[str],
+    *,
+    flags: Flags,
+    where: str | None = None,
+    runs_dir: str | None = None,
+) -> Prepared:
+    """The plan of another run, under a new id and with its code. Raises RecipeError and Refused."""
+    from launcher.planning.make import make_plan
+    from launcher.runs.code import code_of_rerun
+    from launcher.runs.load import read_plan
+
+    old = read_plan(run)
+    loaded = load_again(run, old, overrides, flags)
+    facts = facts_of(loaded)
+    executor = get_executor(where or old.executor)
+    root = str(runs_root(runs_dir, loaded.recipe.runs_dir or str(run.path.parent), os.environ))
+    code, origin, notes = code_of_rerun(run, source_of(loaded, facts, root))
+    facts = dataclasses.replace(facts, code=code)
+    plan = make_plan(loaded, facts, run_id=_new_id(loaded.recipe.name), runs_dir=root, executor=executor.name)
+    refuse(executor, plan)
+    text = run.recipe.read_text(encoding="utf-8") if is_file(run.recipe) else loaded.text
+    return Prepared(
+        plan=plan,
+        facts=facts,
+        executor=executor,
+        recipe_text=text,
+        rerun_of=run.run_id,
+        code_origin=origin,
+        notes=notes,
+    )
+
+
+def make_run(what: Prepared, *, command: Sequence[str]) -> RunDir:
+    """The run directory of a plan. Raises Refused where it cannot be written."""
+    return create(
+        what.plan,
+        recipe_text=what.recipe_text,
+        resolved=resolved_recipe(what.plan),
+        command=command,
+        facts=what.facts,
+        rerun_of=what.rerun_of,
+        code_origin=what.code_origin,
+    )
+
+
+def start(plan: Plan, run: RunDir, executor: Executor, *, attached: bool) -> JobRef:
+    """Start the agents of a plan and return at once. Attached: the run ends with this process."""
+    ref = executor.submit(plan, run, attached=attached)
+    record_event(run, "submitted", ref=str(ref))
+    return ref
+
+
+def load_target(request: Request) -> LoadedRecipe:
+    """Read the recipe, or make the recipe of a script. Raises RecipeError."""
+    from launcher.recipe.loader import load_recipe, script_recipe
+
+    target = Path(request.target)
+    if request.is_script:
+        return script_recipe(target, request.script_args, request.overrides, flags=request.flags)
+    if request.script_args:
+        message = f"arguments after `--` ({' '.join(request.script_args)}) go with SCRIPT.py, and this is a recipe"
+        hint = "KEY=VALUE changes a recipe; a recipe with `script:` has its arguments in `args:`"
+        raise RecipeError([Problem(where=request.target, message=message, hint=hint)])
+    return load_recipe(target, request.overrides, flags=request.flags)
+
+
+def load_again(run: RunDir, plan: Plan, overrides: Sequence[str], flags: Flags) -> LoadedRecipe:
+    """The recipe of a run as it was understood, changed. A script that is gone is the one of the run's copy."""
+    from launcher.planning.codeplan import live_script
+    from launcher.recipe.loader import load_recipe
+
+    live = live_script(plan)
+    if live is not None and plan.code is not None and not is_file(Path(live)):
+        copy = run.code / os.path.relpath(live, plan.code.root)
+        if is_file(copy):
+            flags = {"script": ("the copy of the code", str(copy)), **flags}
+    return load_recipe(run.resolved, overrides, flags=flags)
+
+
+def recipe_flags(
+    *, nodes: int | None = None, name: str | None = None, nproc_per_node: int | None = None
+) -> dict[str, tuple[str, object]]:
+    """Options as the loader takes them."""
+    return {
+        "name": ("--name", name),
+        "resources.nodes": ("--nodes", nodes),
+        "resources.nproc_per_node": ("--nproc-per-node", nproc_per_node),
+    }
+
+
+def facts_of(loaded: LoadedRecipe) -> Facts:
+    """What is true on this machine, as far as the recipe needs it; all but its code."""
+    from launcher.planning.facts import gather_facts
+
+    return gather_facts(python=loaded.recipe.python, secrets=loaded.recipe.secrets)
+
+
+def source_of(loaded: LoadedRecipe, facts: Facts, root: str) -> CodeSource | None:
+    """Where the code of a recipe is looked for; None for the built-in job."""
+    from launcher.planning.codeplan import code_source
+
+    redact.remember(loaded.recipe.secrets)
+    redactor = redact.own()
+    return code_source(
+        loaded, cwd=facts.cwd, runs_dir=root, holds_secret=lambda content: redactor.data(content) is not content
+    )
+
+
+def likely_name(request: Request) -> str:
+    """The name of the run, as far as it can be told before the recipe is read; wrong only costs the head start."""
+    if request.name:
+        return request.name
+    target = Path(request.target)
+    if request.is_script or not is_file(target):
+        return target.stem
+    named = re.search(rb"^name:[ \t]*([A-Za-z0-9._-]+)", target.read_bytes(), re.MULTILINE)
+    return named.group(1).decode() if named else target.stem
+
+
+def _new_id(name: str) -> str:
+    return new_run_id(name, now=datetime.now(), random=SystemRandom())
+
+
+def refuse_unclear_place(where: str | None, facts: Facts) -> None:
+    """Raise Refused where a cluster is configured and nobody said where to run."""
+    if where is None and facts.slurm_configured:
+        message = "SLURM is configured on this machine, so where to run has to be said"
+        raise Refused([Problem(where="--on", message=message, hint="add --on local to run on this machine")])
+
+
+def runs_root(flag: str | None, recipe: str | None, environment: Mapping[str, str]) -> Path:
+    """Where run directories are made, absolute: --runs-dir, else LAUNCH_RUNS, else the recipe's, else ./runs."""
+    return expanded(flag or environment.get("LAUNCH_RUNS") or recipe or "runs").absolute()
+
+
+def refuse(executor: Executor, plan: Plan) -> None:
+    """Raise Refused with every reason why a plan cannot run in its place, RecipeError where a secret is in it."""
+    from launcher.planning.leaks import secret_problems
+
+    redact.remember(plan.secrets)
+    if leaks := secret_problems(plan, redact.own()):
+        raise RecipeError(leaks)
+    if problems := executor.check(plan):
+        raise Refused(problems)
