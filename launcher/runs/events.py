@@ -3,7 +3,8 @@
 launch-<time>-<pid>, the command line:
     created {command, user, host} · resumed {overrides} · submitted {ref} · cancel_requested {host, user}
 supervisor-<pid>:
-    supervisor_started {pid, host} · agent_lost {node, pid, status} · supervisor_ended {exit_code}
+    supervisor_started {pid, host, channel: {address, port}} · agent_lost {node, pid, status} ·
+    supervisor_ended {exit_code}
 node-<k>, the agent of a node:
     agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus} ·
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error}
