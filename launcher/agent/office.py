@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from launcher.agent.causes import Failure
@@ -14,11 +15,12 @@ from launcher.agent.head import Head
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
 from launcher.agent.newest import find_newest
-from launcher.agent.result import write_result
+from launcher.agent.result import newest_checkpoint, write_result
 from launcher.planning.plan import Plan
-from launcher.runs.events import EventWriter, read_events
+from launcher.runs.events import Event, EventWriter, read_events
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
+from launcher.runs.steps import newest_step
 
 _TICK_S = 0.25
 _MAX_REFUSALS = 100
@@ -54,6 +56,7 @@ class HeadOffice:
             find_newest=self._find_newest,
             attempt=max((event["attempt"] for event in attempts), default=0),
             restarts=max((event["restarts"] for event in lately if event["event"] == "restarting"), default=0),
+            previous=_last_failure(lately),
         )
         if any(event["event"] == "attempt_started" for event in lately):
             self._do(self._head.succeed())
@@ -114,7 +117,7 @@ class HeadOffice:
             self._do(head.ready(node))
         elif kind == "failed":
             raw = message["failure"]
-            self._do(head.failed(Failure(**{**raw, "cause": Cause(raw["cause"])})))
+            self._do(head.failed(self._placed(Failure(**{**raw, "cause": Cause(raw["cause"])}))))
         elif kind == "done":
             codes = {int(rank): code for rank, code in message["exit_codes"].items()}
             self._do(head.done(node, message["attempt"], codes))
@@ -153,6 +156,13 @@ class HeadOffice:
             elif node in self._connections:
                 self._connections[node].send(effect.message)
 
+    def _placed(self, failure: Failure) -> Failure:
+        """Where in the training a failure came, as far as it can be told from here."""
+        step = newest_step(self._run, failure.attempt) if failure.step is None else failure.step
+        newest = newest_checkpoint(self._run, self._plan)
+        kept = "" if newest is None else f"{newest}:{newest.stat().st_mtime_ns}" if newest.exists() else str(newest)
+        return replace(failure, step=step, kept=kept)
+
     def _find_newest(self) -> str | None:
         """Look for a checkpoint of the script's own, and say what was found."""
         pattern = self._plan.worker.resume_newest
@@ -187,3 +197,16 @@ class HeadOffice:
         self._port_holder.bind(("", 0))
         port: int = self._port_holder.getsockname()[1]
         return port
+
+
+def _last_failure(events: list[Event]) -> Failure | None:
+    """What ended the last attempt, for a head that takes over."""
+    ended = [event for event in events if event["event"] == "attempt_ended"]
+    if not ended:
+        return None
+    same = ("attempt", "node", "rank")
+    for event in events:
+        if event["event"] == "failure" and all(event.get(key) == ended[-1].get(key) for key in same):
+            known = {name: event[name] for name in Failure.__dataclass_fields__ if name in event}
+            return Failure(**{**known, "cause": Cause(event["cause"])})
+    return None

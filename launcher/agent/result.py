@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from launcher import redact
 from launcher.agent.causes import Failure
 from launcher.agent.effects import Finish
+from launcher.agent.newest import find_newest
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event, read_events
+from launcher.runs.ledger import time_parts
 from launcher.runs.rundir import RunDir
+from launcher.runs.steps import newest_step
 
 
 def write_result(
@@ -19,7 +24,17 @@ def write_result(
 ) -> None:
     """Write result.json, complete or not at all."""
     events = read_events(run.path)
-    result = make_result(plan, finish, events, attempt=attempt, restarts=restarts, first=first)
+    newest = newest_checkpoint(run, plan)
+    result = make_result(
+        plan,
+        finish,
+        events,
+        attempt=attempt,
+        restarts=restarts,
+        first=first,
+        step=newest_step(run, attempt),
+        newest=None if newest is None else str(newest.relative_to(run.path) if run.path in newest.parents else newest),
+    )
     unfinished = run.result.with_suffix(".tmp")
     with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(redact.own().text(json.dumps(result, indent=1, ensure_ascii=False)))
@@ -28,21 +43,41 @@ def write_result(
     unfinished.rename(run.result)
 
 
+def newest_checkpoint(run: RunDir, plan: Plan) -> Path | None:
+    """The newest checkpoint that is there: of a script, what its recipe's `resume:` or our folder shows."""
+    pattern = plan.worker.resume_newest or str(run.checkpoints / ("step-*" if plan.worker.kind == "job" else "*"))
+    found = find_newest(pattern)
+    return None if found is None else Path(found)
+
+
 def make_result(
-    plan: Plan, finish: Finish, events: list[Event], *, attempt: int, restarts: int, first: Failure | None
+    plan: Plan,
+    finish: Finish,
+    events: list[Event],
+    *,
+    attempt: int,
+    restarts: int,
+    first: Failure | None,
+    step: int | None = None,
+    newest: str | None = None,
 ) -> dict[str, Any]:
-    """The content of result.json. Pure."""
+    """The content of result.json. `step`: the last that this attempt is known to have done; `newest`: a checkpoint.
+
+    Pure.
+    """
     summary = _last(events, "summary")
     if summary.get("attempt") != attempt:
         summary = {"metrics": summary.get("metrics", {})}
     saved = [event for event in events if event["event"] == "checkpoint_saved"]
+    times = {f"{part}_s": time_s for part, time_s in time_parts(events).items()}
     return {
         "state": finish.state.value,
         "cause": finish.cause.value,
         "exit_code": finish.exit_code,
         "reason": finish.reason,
         "first_failure": _failure(first, events) if finish.exit_code and first is not None else None,
-        "step": summary.get("step", saved[-1]["step"] if saved else None),
+        "policy": finish.policy,
+        "step": summary.get("step", saved[-1]["step"] if step is None and saved else step),
         "samples_seen": summary.get("samples_seen"),
         "world_size": plan.world_size,
         "metrics": summary.get("metrics", {}),
@@ -50,41 +85,24 @@ def make_result(
         "attempts": attempt,
         "restarts": restarts,
         "samples_per_s": summary.get("samples_per_s"),
-        "time": _times(events, summary),
+        "time": times,
+        "goodput": round(times["train_s"] / times["total_s"], 4) if times.get("total_s") else None,
         "checkpoint": {
             "latest": saved[-1]["step"] if saved else None,
             "best": next((event["step"] for event in reversed(saved) if event.get("best")), None),
             "verified": summary.get("checkpoint_verified"),
+            "path": newest,
         },
         "stop_reason": _last(events, "stop_requested").get("reason"),
     }
 
 
 def _failure(first: Failure, events: list[Event]) -> dict[str, Any]:
-    recorded = next((e for e in events if e["event"] == "failure" and e["pid"] == first.pid), {})
-    return {
-        "node": first.node,
-        "rank": first.rank,
-        "cause": first.cause.value,
-        "exit_code": first.exit_code,
-        "message": first.message,
-        "place": first.place,
-        "log": first.log,
-        "time": recorded.get("time"),
-    }
-
-
-def _times(events: list[Event], summary: dict[str, Any]) -> dict[str, float]:
-    """Seconds; `start_s` from the command to the first step of the newest launch or resume."""
-    begin = max((e["time"] for e in events if e["event"] in ("created", "resumed")), default=None)
-    end = _last(events, "finished").get("time")
-    training = next((e["time"] for e in events if e["event"] == "training_started" and e["time"] >= (begin or 0)), None)
-    times = dict(summary.get("times", {}))
-    if begin is not None and end is not None:
-        times["total_s"] = round(end - begin, 3)
-    if begin is not None and training is not None:
-        times["start_s"] = round(training - begin, 3)
-    return times
+    same = ("attempt", "node", "rank", "pid")
+    seen = (event for event in events if event["event"] == "failure")
+    recorded = next((event for event in seen if all(event.get(key) == getattr(first, key) for key in same)), {})
+    fields = {**asdict(first), "cause": first.cause.value, "time": recorded.get("time")}
+    return {name: value for name, value in fields.items() if name not in ("pid", "kept")}
 
 
 def _last(events: list[Event], name: str) -> Event:

@@ -8,19 +8,22 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher.agent import proc, stacks, zygote
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
+from launcher.agent.cgroup import MemoryGroup, memory_group
 from launcher.agent.logs import LineFile, Stream, prefixed
 from launcher.agent.loop import Loop
+from launcher.agent.words import LastWords
 from launcher.planning.placeholders import attempt_argv
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
+from launcher.runs.states import Cause
 
 _KILLED = 9  # as a wait status
 
@@ -47,6 +50,10 @@ class _Worker:
     streams: list[Stream]
     pid: int = 0
     exit_code: int | None = None
+    words: LastWords = field(default_factory=LastWords)
+    memory: MemoryGroup | None = None
+    oom_kills: int = 0
+    """In its memory cgroup, when it started."""
 
 
 class Workers:
@@ -137,7 +144,7 @@ class Workers:
             script=work.script,
             module_folder=self._module_folder() if work.kind == "script" and work.module is not None else None,
             argv=attempt_argv(work.argv, work.resume_argv, attempt=order.attempt, newest=order.newest),
-            python=work.python if work.preload is None else None,
+            python=None if plan.forks_workers else work.python,
         )
         file = LineFile(log)
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
@@ -161,6 +168,7 @@ class Workers:
     def _watch_stream(self, worker: _Worker, fd: int, *, is_stderr: bool) -> None:
         def take(lines: bytes) -> None:
             worker.file.write(lines)
+            worker.words.add(lines, is_stderr=is_stderr and not self._showing_stacks)
             if not self._showing_stacks if is_stderr else worker.rank == 0:
                 self._console.write(prefixed(lines, f"{self._node}:{worker.rank}"))
 
@@ -198,16 +206,26 @@ class Workers:
             self.on_done(self._attempt, {other.rank: other.exit_code or 0 for other in self._workers.values()})
 
     def _failure(self, worker: _Worker, exit_code: int, error: dict[str, Any] | None) -> Failure:
+        memory = worker.memory
+        oom_killed = memory is not None and memory.oom_kills() > worker.oom_kills
+        cause = classify(exit_code, error, oom_killed=oom_killed)
+        message = describe(exit_code, error)
+        if memory is not None and cause is Cause.OOM_KILLED:
+            message += f": the kernel was out of memory ({memory.describe()})"
         return Failure(
             attempt=self._attempt,
             node=self._node,
             rank=worker.rank,
             pid=worker.pid,
             exit_code=exit_code,
-            cause=classify(exit_code, error),
-            message=describe(exit_code, error),
+            cause=cause,
+            message=message,
             place=str(error.get("place", "")) if error else "",
             log=str(worker.log.relative_to(self._run.path)),
+            log_line=worker.words.line,
+            exception=str(error.get("exception", "")) if error else "",
+            step=_step(error),
+            last_words=worker.words.text if error is None else "",
         )
 
     # ---------------------------------------------------------------- the zygote
@@ -228,6 +246,8 @@ class Workers:
         if "started" in message:
             worker = self._workers[message["started"]]
             worker.pid = message["pid"]
+            worker.memory = memory_group(worker.pid)
+            worker.oom_kills = worker.memory.oom_kills() if worker.memory else 0
             self._events.write(
                 "worker_started",
                 attempt=self._attempt,
@@ -249,7 +269,7 @@ class Workers:
         self._zygote.close()
         proc.sweep()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        modules = () if self._plan.worker.preload is None else ("torch", *self._plan.worker.preload)
+        modules = ("torch", *(self._plan.worker.preload or ())) if self._plan.forks_workers else ()
         argv = zygote.exec_argv(self._plan.worker.python, theirs.fileno(), modules)
         process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
@@ -276,3 +296,8 @@ def _read_error(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, ValueError):  # killed before, or while, it wrote one
         return None
     return error if isinstance(error, dict) else None
+
+
+def _step(error: dict[str, Any] | None) -> int | None:
+    step = (error or {}).get("step")
+    return step if isinstance(step, int) else None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.screen import duration
 from launcher.errors import ExitCode
+from launcher.runs.report import exit_text, failure_page
 from launcher.runs.rundir import RunDir
-from launcher.runs.states import POLICIES, Cause, Policy, RunState
+from launcher.runs.states import RunState
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
@@ -24,13 +24,15 @@ _METRICS_SHOWN = 3
 def final_block(record: RunRecord, result: Mapping[str, Any] | None, plan: Plan, *, cwd: Path) -> str:
     """What is printed when a followed run has ended. Paths below `cwd` are shown relative to it."""
     result = result or {}
+    if record.state is RunState.FAILED:
+        page = failure_page(record, result, plan, run=shown_path(Path(plan.run_dir), cwd))
+        return "\n".join([*page[:-1], *filter(None, [_wandb(record, plan, cwd, label="W&B".ljust(8))]), page[-1]])
     lines = [
         _headline(record, result),
         *_indented(
             _shape(plan),
             _progress(record, result, plan),
             _times(result),
-            *_failure(record, result, plan, cwd),
             _exit(record, plan),
             "" if result.get("attempts") else f"log    {shown_path(RunDir(Path(plan.run_dir)).agents_log, cwd)}",
             _place(record, result, plan, cwd),
@@ -74,7 +76,7 @@ def _progress(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
     if result.get("samples_per_s"):
         parts.append(f"{result['samples_per_s']:,.0f} samples/s")
     parts += [f"{name} {value:.3g}" for name, value in _evaluation(record, plan)]
-    return "   ".join([*parts, _restarts(record, plan)])
+    return "   ".join([*parts, f"restarts {record.restarts}"])
 
 
 def _evaluation(record: RunRecord, plan: Plan) -> list[tuple[str, float]]:
@@ -86,55 +88,16 @@ def _evaluation(record: RunRecord, plan: Plan) -> list[tuple[str, float]]:
     return [(name, metrics[name]) for name in sorted(metrics) if name.startswith("eval/")][:_METRICS_SHOWN]
 
 
-def _restarts(record: RunRecord, plan: Plan) -> str:
-    of = f"/{plan.limits.max_restarts}" if record.state is RunState.FAILED and plan.resumable else ""
-    return f"restarts {record.restarts}{of}"
-
-
 def _times(result: Mapping[str, Any]) -> str:
     times = result.get("time") or {}
     return " | ".join(f"{part} {times[f'{part}_s']:.1f} s" for part in _PARTS if times.get(f"{part}_s") is not None)
 
 
-def _failure(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) -> list[str]:
-    first = result.get("first_failure") or (record.failures[0] if record.failures else None)
-    if record.state is not RunState.FAILED:
-        return []
-    if first is None:
-        return [f"why    {result['reason']}"] if result.get("reason") else []
-    policy = _policy(first.get("cause"))
-    what = first.get("message") or (policy.sentence if policy else "it ended")
-    lines = [f"first  {_who(first, record)}: {what}"]
-    lines += [f"       {first['place']}"] if first.get("place") else []
-    lines += [f"log    {shown_path(Path(plan.run_dir) / str(first['log']), cwd)}"] if first.get("log") else []
-    if decision := _decision(str(result.get("reason") or ""), str(what)):
-        lines.append(f"why    {decision}")
-    return [*lines, f"hint   {policy.hint}"] if policy and policy.hint else lines
-
-
-def _decision(reason: str, message: str) -> str:
-    """What the head agent says beyond the message of the failure: `not restarted: ...`."""
-    return reason.removeprefix(message).lstrip("; ") if reason.startswith(message) else reason
-
-
-def _who(failure: Mapping[str, Any], record: RunRecord) -> str:
-    hosts = {node["node"]: node["host"] for node in record.nodes}
-    host = hosts.get(failure.get("node"))
-    node = f"node {failure.get('node')}" + (f" ({host})" if host else "")
-    return node if failure.get("rank") is None else f"rank {failure['rank']} on {node}"
-
-
 def _exit(record: RunRecord, plan: Plan) -> str:
-    code = record.exit_code
-    if code is None or record.state is RunState.SUCCEEDED:
-        return ""
-    if code == ExitCode.STOPPED:
-        return f"exit   {code} (stopped, and saved)"
-    if 128 < code <= 128 + signal.SIGRTMAX:
-        return f"exit   {code} (128 + signal {code - 128})"
-    if record.state is not RunState.FAILED or not record.attempts:
-        return f"exit   {code}"
-    return f"exit   {code} ({'the script' if plan.worker.kind == 'script' else 'the worker'}'s own)"
+    if record.exit_code == ExitCode.STOPPED:
+        return f"exit   {record.exit_code} (stopped, and saved)"
+    text = exit_text(record, plan)
+    return f"exit   {text}" if text else ""
 
 
 def _place(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) -> str:
@@ -147,13 +110,13 @@ def _place(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) 
     return f"{line}{_GAP}checkpoint: step-{newest}" if newest is not None else line
 
 
-def _wandb(record: RunRecord, plan: Plan, cwd: Path) -> str:
+def _wandb(record: RunRecord, plan: Plan, cwd: Path, *, label: str = "W&B    ") -> str:
     wandb = (record.tracking or {}).get("wandb") or {}
     mode, sync = wandb.get("mode"), str(wandb.get("sync") or "")
     sync = sync.replace(plan.run_dir, shown_path(Path(plan.run_dir), cwd))
     if mode == "offline":
-        return f"W&B    offline (no key): {sync}" if sync else "W&B    offline (no key)"
-    return f"W&B    {wandb.get('url') or wandb.get('id')}" if mode == "online" else ""
+        return f"{label}offline (no key): {sync}" if sync else f"{label}offline (no key)"
+    return f"{label}{wandb.get('url') or wandb.get('id')}" if mode == "online" else ""
 
 
 def _next(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
@@ -162,16 +125,9 @@ def _next(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
         last_rank = ["launch logs last --rank 1"] if plan.world_size > 1 else ["launch logs last"]
         commands = ["launch status last", *last_rank, *([own] if plan.worker.kind == "job" else [])]
     else:
-        rank = (result.get("first_failure") or {}).get("rank")
-        logs = ["launch logs last" + (f" --rank {rank}" if rank is not None else "")] if record.attempts else []
-        goes_on = ["launch resume last"] if plan.resumable else []
-        commands = [*goes_on, *logs] if record.state is RunState.CANCELLED else [*logs, *goes_on]
-        commands.append("launch status last")
+        logs = ["launch logs last"] if record.attempts else []
+        commands = [*(["launch resume last"] if plan.resumable else []), *logs, "launch status last"]
     return "Next   " + _GAP.join(commands)
-
-
-def _policy(cause: Any) -> Policy | None:
-    return POLICIES[Cause(cause)] if cause in set(Cause) else None
 
 
 def _count(number: int, noun: str) -> str:

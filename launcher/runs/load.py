@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,10 @@ from launcher.planning.plan import Plan
 from launcher.runs.events import parse_object, read_events
 from launcher.runs.fold import RunRecord, fold
 from launcher.runs.rundir import RunDir
+from launcher.runs.steps import tail
 
 Alive = Callable[[str], bool | None]
 """Asks the place of a job, given its printed reference, whether it is alive; None = it cannot be told."""
-
-_TAIL_BYTES = 64 * 1024
 
 
 def read_record(run: RunDir, alive: Alive) -> RunRecord:
@@ -54,14 +52,6 @@ def read_plan(run: RunDir) -> Plan:
 
 
 def newest_metrics(path: Path) -> list[dict[str, Any]]:
-    """The last lines of a metrics file that have a step, of the newest attempt. Read from the end: it may be long."""
-    try:
-        with path.open("rb") as file:
-            begin = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
-            file.seek(begin)
-            lines = file.read().split(b"\n")
-    except FileNotFoundError:
-        return []
-    # The last is empty or unfinished; the first is whole only at the beginning of the file.
-    read = [found for line in lines[1 if begin else 0 : -1] if (found := parse_object(line)) is not None]
+    """The last lines of a metrics file that have a step, of the newest attempt."""
+    read = tail(path)
     return [line for line in read if "step" in line and line.get("attempt") == read[-1].get("attempt")]

@@ -57,13 +57,15 @@ SUMMARY = {
 def test_of_a_training_that_finished(plan: Plan) -> None:
     story = events(
         ("created", {}),
-        ("training_started", {"attempt": 1}),
-        ("checkpoint_saved", {"step": 300, "best": True}),
-        ("checkpoint_saved", {"step": 632, "best": False}),
+        ("attempt_started", {"attempt": 1}),
+        ("training_started", {"attempt": 1, "step": 0}),
+        ("checkpoint_saved", {"attempt": 1, "step": 300, "best": True, "time_s": 0.25}),
+        ("evaluated", {"attempt": 1, "step": 632, "time_s": 0.6}),
+        ("checkpoint_saved", {"attempt": 1, "step": 632, "best": False, "time_s": 0.15}),
         ("summary", {"attempt": 1, **SUMMARY}),
         ("finished", {}),
     )
-    result = make_result(plan, DONE, story, attempt=1, restarts=0, first=None)
+    result = make_result(plan, DONE, story, attempt=1, restarts=0, first=None, newest="checkpoints/step-632")
     assert result == {
         "state": "SUCCEEDED",
         "cause": "done",
@@ -78,14 +80,26 @@ def test_of_a_training_that_finished(plan: Plan) -> None:
         "attempts": 1,
         "restarts": 0,
         "samples_per_s": 4050.0,
-        "time": {"train_s": 17.2, "eval_s": 1.6, "save_s": 0.4, "start_s": 1.0, "total_s": 5.0},
-        "checkpoint": {"latest": 632, "best": 300, "verified": True},
+        "policy": "",
+        "goodput": 0.4286,
+        "time": {
+            "start_s": 2.0,
+            "train_s": 3.0,
+            "eval_s": 0.6,
+            "save_s": 0.4,
+            "lost_s": 0.0,
+            "down_s": 0.0,
+            "end_s": 1.0,
+            "total_s": 7.0,
+        },
+        "checkpoint": {"latest": 632, "best": 300, "verified": True, "path": "checkpoints/step-632"},
         "stop_reason": None,
     }
 
 
 def test_of_a_failure_names_who_was_first_and_when(plan: Plan) -> None:
-    story = events(("created", {}), ("failure", {"pid": 76}), ("failure", {"pid": 77}), ("finished", {}))
+    who = {"attempt": 1, "node": 1, "rank": 1}
+    story = events(("created", {}), ("failure", {**who, "pid": 76}), ("failure", {**who, "pid": 77}), ("finished", {}))
     result = make_result(plan, FAILED, story, attempt=1, restarts=0, first=FAILURE)
     assert result["first_failure"] == {
         "node": 1,
@@ -96,6 +110,11 @@ def test_of_a_failure_names_who_was_first_and_when(plan: Plan) -> None:
         "place": "t.py:3 in main",
         "log": "logs/attempt-1/node-1/rank-1.log",
         "time": 2.0,
+        "attempt": 1,
+        "log_line": None,
+        "exception": "",
+        "step": None,
+        "last_words": "",
     }
 
 
@@ -109,27 +128,32 @@ def test_the_summary_of_an_earlier_attempt_does_not_speak_for_a_later_one(plan: 
     assert result["weights_sha256"] is None
     assert result["samples_seen"] is None
     assert result["step"] == 632  # of the newest checkpoint
+    later = make_result(plan, FAILED, story, attempt=2, restarts=1, first=None, step=640)
+    assert later["step"] == 640  # of the metrics
     assert result["metrics"] == {"eval/accuracy": 0.978}
 
 
 def test_of_a_script_that_says_nothing(plan: Plan) -> None:
     result = make_result(plan, DONE, [], attempt=1, restarts=0, first=None)
     assert result["step"] is None
-    assert result["checkpoint"] == {"latest": None, "best": None, "verified": None}
+    assert result["checkpoint"] == {"latest": None, "best": None, "verified": None, "path": None}
     assert result["time"] == {}
 
 
 def test_times_are_those_of_the_newest_resume(plan: Plan) -> None:
     story = events(
         ("created", {}),
-        ("training_started", {}),
+        ("attempt_started", {"attempt": 1}),
+        ("training_started", {"attempt": 1, "step": 0}),
         ("finished", {}),
         ("resumed", {}),
-        ("training_started", {}),
+        ("attempt_started", {"attempt": 2}),
+        ("training_started", {"attempt": 2, "step": 0}),
+        ("summary", {"attempt": 2}),
         ("finished", {}),
     )
     times = make_result(plan, DONE, story, attempt=2, restarts=0, first=None)["time"]
-    assert times == {"start_s": 1.0, "total_s": 2.0}
+    assert (times["start_s"], times["train_s"], times["end_s"], times["total_s"]) == (2.0, 1.0, 1.0, 4.0)
 
 
 def test_a_stop_keeps_its_reason(plan: Plan) -> None:
