@@ -14,7 +14,6 @@ from typing import Any
 
 from launcher.agent import channel
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
-from launcher.agent.elastic import run_elastic_agent
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
 from launcher.agent.office import HeadOffice
@@ -64,7 +63,21 @@ class NodeAgent:
             self._office = HeadOffice(self._plan, self._run, self._loop, listener, to_self=self._on_message)
         self._join()
         self._loop.every(HEARTBEAT_S, lambda: self._tell({"type": "heartbeat"}))
-        run_elastic_agent(self)
+        if self._plan.forks_workers:
+            from launcher.agent.elastic import run_elastic_agent
+
+            run_elastic_agent(self)
+        else:
+            self._run_without_torch()
+
+    def _run_without_torch(self) -> None:
+        """What `elastic.NodeElasticAgent` does, for workers that torch need not be imported for here."""
+        while (attempt := self.next_attempt()) is not None:
+            self.start_workers(attempt)
+            goes_on = self.wait_for_order()
+            self.kill_workers()
+            if not goes_on:
+                return
 
     # ---------------------------------------------------------------- elastic.Node
 

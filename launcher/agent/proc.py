@@ -6,11 +6,18 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LOOK_AGAIN_S = 0.01
+_SHARED_MEMORY = Path("/dev/shm")
+_JANITORS = (b"from multiprocessing.resource_tracker import main", b"torch_shm_manager")
+"""In the command lines of processes that remove the shared memory of others, once those have ended."""
+_JANITOR_S = 2.0
+_spared_until_s: dict[tuple[int, int], float] = {}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -41,13 +48,28 @@ def children() -> set[int]:
 def sweep(keep: Collection[int] = ()) -> int:
     """Kill the children of this process, but for `keep`, with their groups; return how many were alive.
 
-    Orphans of a killed child become children only when it is reaped, so call this until it returns 0.
+    Orphans of a killed child become children only when it is reaped, so call this until it returns 0. Janitors are not
+    killed but waited for, for a while: they remove from /dev/shm what the killed ones left there, and end.
     """
-    alive = 0
-    for pid in children() - set(keep):
-        if not is_zombie(pid):
-            alive += 1
-            kill_group(pid)
+    return len(_sweep(keep))
+
+
+def sweep_all() -> int:
+    """Kill and reap the children of this process until none is left; return how many were alive."""
+    found: set[int] = set()
+    while (alive := _sweep()) or children():
+        found |= alive
+        while (pid := next_ended_child()) is not None:
+            reap(pid)
+        time.sleep(_LOOK_AGAIN_S)  # a killed process hands its children over without any signal
+    return len(found)
+
+
+def _sweep(keep: Collection[int] = ()) -> set[int]:
+    alive = {pid for pid in children() - set(keep) if not is_zombie(pid)}
+    for pid in alive:
+        kill_group(pid)
+        if not _is_spared(pid):
             send_signal(pid, signal.SIGKILL)
     return alive
 
@@ -61,10 +83,27 @@ def next_ended_child() -> int | None:
     return None if ended is None else ended.si_pid
 
 
+def reap(pid: int) -> int:
+    """Take the wait status of a child that has ended, and what of its shared memory is left in /dev/shm.
+
+    Until it is reaped nobody else has its number, which torch writes into the names of its segments.
+    """
+    for name in os.listdir(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else ():  # noqa: PTH208 - names only
+        if name.startswith(f"torch_{pid}_"):
+            with contextlib.suppress(OSError):
+                (_SHARED_MEMORY / name).unlink()
+    return os.waitpid(pid, 0)[1]
+
+
 def kill_group(pid: int) -> None:
-    """SIGKILL the process group that a process leads. One that is already gone is fine."""
+    """SIGKILL the process group that a process leads, but for its janitors. One that is already gone is fine."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        if not any(map(_is_spared, _members(pid))):
+            os.killpg(pid, signal.SIGKILL)
+            return
+        os.killpg(pid, signal.SIGSTOP)  # so that nobody forks while they are looked through
+        for member in _members(pid):
+            send_signal(member, signal.SIGCONT if _is_spared(member) else signal.SIGKILL)
 
 
 def send_signal(pid: int, signum: int) -> bool:
@@ -76,13 +115,16 @@ def send_signal(pid: int, signum: int) -> bool:
     return True
 
 
+def start_time(pid: int) -> int | None:
+    """Clock ticks from the boot to its start: with it, a pid names one process for ever. None: there is no such one."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
 def is_zombie(pid: int) -> bool:
     """Whether a process has ended (and waits to be reaped, or is gone)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
+    fields = _stat(pid)
+    return not fields or fields[0] in "ZX"
 
 
 def exit_code(status: int) -> int:
@@ -90,17 +132,54 @@ def exit_code(status: int) -> int:
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
+def _members(group: int) -> set[int]:
+    """Living processes of a group: those below its leader, and the children of this process that a dead one left."""
+    found: set[int] = set()
+    new = {group, *(pid for pid in children() if _group_of(pid) == group)}
+    while new:
+        found |= new
+        new = {child for pid in new for child in _children_of(pid)} - found
+    return {pid for pid in found if _group_of(pid) == group}
+
+
+def _group_of(pid: int) -> int | None:
+    """The process group of a living process."""
+    fields = _stat(pid)
+    return int(fields[2]) if fields and fields[0] not in "ZX" else None
+
+
+def _is_spared(pid: int) -> bool:
+    """Whether it is a janitor, and still has time to do its work."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    if not any(name in command for name in _JANITORS):
+        return False
+    key = (pid, start_time(pid) or 0)
+    return time.monotonic() < _spared_until_s.setdefault(key, time.monotonic() + _JANITOR_S)
+
+
+def _children_of(pid: int) -> set[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    except (FileNotFoundError, ProcessLookupError):  # gone, or a kernel without CONFIG_PROC_CHILDREN
+        return set()
+
+
 def _children_by_scan() -> set[int]:
-    me, found = str(os.getpid()), set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if stat.rpartition(")")[2].split()[1] == me:
-                found.add(int(entry.name))
-    return found
+    me = os.getpid()
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return {pid for pid in pids if (fields := _stat(pid)) and int(fields[1]) == me}
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on (field 3 of proc(5)); empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,8 +1,9 @@
-"""The parent of a local run: imports once, forks one agent per node, stays single-threaded, and sees all of them out.
+"""The parent of a local run: imports once for workers that are forked, forks one agent per node, stays single-threaded,
+and sees all of them out.
 
 It replaces an agent that was killed (its peers wait), passes signals on, and ends the run when the launcher of a
 foreground run is gone. It writes no results: that is the head agent's, in the agent of node 0; but for a run that never
-has one, because what the workers need cannot be imported.
+has one, because its `setup` failed or what the workers need cannot be imported.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import NoReturn
 from launcher import redact
 from launcher.agent import channel, proc, zygote
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
-from launcher.agent.head import Finish
+from launcher.agent.effects import Finish
+from launcher.agent.logs import LineFile
+from launcher.agent.node_setup import SetupFailed, SetupStopped, environment_after, next_start, run_setup
 from launcher.agent.result import write_result
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
@@ -33,43 +36,77 @@ _BACKSTOP_S = 3.0
 """Beyond the grace time: an agent that does not end by then is killed, and its zygote ends its workers."""
 
 
-def supervise(run: RunDir, *, wait: bool) -> NoReturn:
+def supervise(run: RunDir, *, wait: bool, setup_done: bool = False, watch_fd: int | None = None) -> NoReturn:
     """Run all agents of a local run and exit when they have ended.
 
-    wait: import what every run needs, then wait until standard input says `attached` or `detached`. Its end instead
-    means that there will be no run; after `attached`, it means that the launcher is gone.
+    wait: do what needs no plan, or what the plan that is there wants, then wait until standard input says `attached` or
+    `detached`. Its end instead means that there will be no run; after `attached`, that the launcher is gone.
+    setup_done: this is the same process after the plan's `setup`, in its environment; it has `watch_fd` from before.
     """
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     for signum in (*_FORWARDED, signal.SIGCHLD):
         signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)  # the launcher held them back for the time before this
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)  # they were held back for the time before this
     proc.adopt_orphans()
-    zygote.preload(_ENGINE)
-    watch_fd = _wait_for_go(run) if wait else None
+    setup_first = False
+    if not run.plan.exists():  # started while the plan is made: for one whose workers need torch here
+        zygote.preload(_ENGINE)
+    else:
+        plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+        setup_first = bool(plan.setup) and not setup_done
+        if plan.forks_workers and not setup_first:
+            zygote.preload(_ENGINE)
+    if wait:
+        watch_fd = _wait_for_go(run)
+    elif watch_fd is not None:
+        os.set_inheritable(watch_fd, False)
     sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
     plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
     redact.remember(plan.secrets)
+    if setup_first:
+        _set_up(plan, run, signals=read_end, watch_fd=watch_fd)
     # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
     listener = channel.listen(plan.nodes[0].address)
     try:
-        zygote.preload(plan.worker.preload or ())
+        zygote.preload((plan.worker.preload or ()) if plan.forks_workers else ())
     except zygote.PreloadError as error:
-        _give_up(plan, run, error)
+        traceback.print_exception(error.__cause__)
+        sys.stderr.flush()
+        _end_early(plan, run, Finish(RunState.FAILED, Cause.USAGE, 1, str(error)))
     code = _Supervisor(plan, run, listener, read_end, watch_fd).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _give_up(plan: Plan, run: RunDir, error: zygote.PreloadError) -> NoReturn:
-    """End a run whose workers cannot be: there is no agent yet that could say so."""
-    traceback.print_exception(error.__cause__)
-    sys.stderr.flush()
-    end = Finish(RunState.FAILED, Cause.USAGE, 1, str(error))
+def _set_up(plan: Plan, run: RunDir, *, signals: int, watch_fd: int | None) -> NoReturn:
+    """Run the plan's `setup`, then start this process again in the environment that it leaves."""
+    lines, cwd = plan.setup, plan.worker.cwd
+    end = run_setup(lines, run, cwd=cwd, signals=signals, stop_signals=_FORWARDED, watch_fd=watch_fd)
+    if isinstance(end, SetupFailed):
+        fields = {"number": end.number, "line": end.line, "output": list(end.output)}
+        _end_early(plan, run, Finish(RunState.FAILED, Cause.SETUP, end.exit_code, str(end)), setup=fields)
+    if isinstance(end, SetupStopped) and end.signum is None:
+        code = 128 + signal.SIGTERM
+        _end_early(plan, run, Finish(RunState.CANCELLED, Cause.LAUNCHER_LOST, code, "the launcher was killed"))
+    if isinstance(end, SetupStopped):
+        reason = f"{signal.Signals(end.signum or 0).name} during `setup`"
+        _end_early(plan, run, Finish(RunState.CANCELLED, Cause.CANCELLED, 128 + (end.signum or 0), reason))
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # a stop that comes now waits for the handlers of the next
+    if watch_fd is not None:
+        os.set_inheritable(watch_fd, True)
+    argv = next_start(sys.orig_argv, watch_fd=watch_fd)
+    os.execve(sys.executable, argv, environment_after(dict(os.environb), end))
+
+
+def _end_early(plan: Plan, run: RunDir, end: Finish, **more: object) -> NoReturn:
+    """End a run that has no agent yet, which could say so."""
     fields = {"state": end.state.value, "cause": end.cause.value, "exit_code": end.exit_code, "reason": end.reason}
-    EventWriter(run.path, f"supervisor-{os.getpid()}").write("finished", **fields)
+    EventWriter(run.path, f"supervisor-{os.getpid()}").write("finished", **fields, **more)
+    LineFile(run.console).write(f"launch | {end.reason}\n".encode(errors="backslashreplace"))
     write_result(run, plan, end, attempt=0, restarts=0, first=None)
+    proc.sweep_all()
     os._exit(0)
 
 
@@ -104,7 +141,9 @@ class _Supervisor:
 
     def run(self) -> int:
         """Fork, watch, see out; 0 when the agents ended in order (result.json says how the run did), else 70."""
-        self._events.write("supervisor_started", pid=os.getpid(), host=socket.gethostname())
+        address, port = self._listener.getsockname()[:2]
+        endpoint = {"address": address, "port": port}
+        self._events.write("supervisor_started", pid=os.getpid(), host=socket.gethostname(), channel=endpoint)
         for node in self._plan.nodes:
             self._fork(node.index)
         while self._agents:
@@ -113,10 +152,7 @@ class _Supervisor:
             if self._stop_by_s is not None and time.monotonic() > self._stop_by_s:
                 for pid in self._agents.values():
                     proc.send_signal(pid, signal.SIGKILL)
-        left = 0
-        while (alive := proc.sweep()) or proc.children():
-            left += alive
-            os.waitpid(-1, 0)
+        left = proc.sweep_all()
         self._events.write("supervisor_ended", exit_code=70 if self._crashed else 0, swept=left)
         return 70 if self._crashed else 0
 

@@ -24,6 +24,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher import redact
@@ -91,7 +92,7 @@ def fork_zygote(close: Sequence[socket.socket] = ()) -> socket.socket:
 
 def exec_argv(python: str, fd: int, modules: Sequence[str]) -> list[str]:
     """The command of a replacement for a zygote that died; it inherits the socket as descriptor `fd`."""
-    return [python, "-P", "-m", "launcher.agent.zygote", str(fd), *modules]
+    return [python, "-P", str(Path(__file__).with_name("start.py")), "--zygote", str(fd), *modules]
 
 
 def serve(sock: socket.socket) -> NoReturn:
@@ -178,9 +179,7 @@ class _Zygote:
             self._sock.send(json.dumps(message).encode())
 
     def _end(self) -> NoReturn:
-        while proc.sweep() or proc.children():
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)
+        proc.sweep_all()
         os._exit(0)
 
 
@@ -263,14 +262,9 @@ def _read_start(description: int) -> WorkerStart:
     return WorkerStart(**{**raw, **tuples})
 
 
-def main() -> NoReturn:
-    """A replacement zygote: `python -m launcher.agent.zygote FD MODULES...`."""
-    sock = socket.socket(fileno=int(sys.argv[1]))
+def main(fd: int, modules: Sequence[str]) -> NoReturn:
+    """A replacement zygote, whose socket is descriptor `fd`."""
+    sock = socket.socket(fileno=fd)
     sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
-    preload(sys.argv[2:])
+    preload(modules)
     serve(sock)
-
-
-if __name__ == "__main__":
-    # Through the real module, so that there is one copy of it and not a second one named __main__.
-    importlib.import_module("launcher.agent.zygote").main()

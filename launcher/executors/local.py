@@ -78,7 +78,7 @@ class LocalExecutor:
         return ref
 
     def _take_warmed(self, plan: Plan, *, attached: bool) -> subprocess.Popen[bytes] | None:
-        if self._warmed is None or self._warmed[0] != plan.agent_argv:
+        if self._warmed is None or self._warmed[0] != plan.agent_argv or plan.setup or not plan.forks_workers:
             self.drop()
             return None
         _, process = self._warmed

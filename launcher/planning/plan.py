@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 PLAN_VERSION = 2
+AGENT_START = str(Path(__file__).resolve().parents[1] / "agent" / "start.py")
+"""What our own interpreter runs."""
 
 
 def local_agent_argv(python: str, run_dir: str, *, own: bool = True) -> tuple[str, ...]:
@@ -19,8 +22,8 @@ def local_agent_argv(python: str, run_dir: str, *, own: bool = True) -> tuple[st
 
     An interpreter that is not our `own` has nothing of ours: the agent travels in the run directory.
     """
-    program = ("-m", "launcher.agent") if own else (f"{run_dir}/agent/start.py",)
-    return (python, "-P", *program, "--run-dir", run_dir, "--local")
+    start = AGENT_START if own else f"{run_dir}/agent/start.py"
+    return (python, "-P", start, "--run-dir", run_dir, "--local")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +168,11 @@ class Plan:
     """The equivalent command of each node, to be run by hand."""
     notes: tuple[str, ...]
     """What a user should know: conflicts, values that were chosen and why."""
+
+    @property
+    def forks_workers(self) -> bool:
+        """Whether the workers come from a process that has imported torch. Else nothing of ours imports it."""
+        return self.engine == "agent" and self.worker.preload is not None
 
     @property
     def world_size(self) -> int:

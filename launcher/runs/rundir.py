@@ -93,6 +93,21 @@ class RunDir:
         return self.path / "agent"
 
     @property
+    def agent_start(self) -> Path:
+        """What such an interpreter runs."""
+        return self.agent_code / "start.py"
+
+    @property
+    def client_code(self) -> Path:
+        """Holds `launch_client.py` and nothing else: last on the sys.path of a script."""
+        return self.agent_code / "client"
+
+    @property
+    def setup_log(self) -> Path:
+        """What the recipe's `setup` printed."""
+        return self.path / "logs" / "setup.log"
+
+    @property
     def tmp(self) -> Path:
         """TMPDIR of the workers: what they leave there does not stay on the machine. Removed at the end."""
         return self.path / "tmp"

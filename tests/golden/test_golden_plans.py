@@ -53,6 +53,7 @@ def _moved(case: Path, path: str) -> str:
 
 def plan_case(case: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Facts, dict[str, Any]]:
     monkeypatch.chdir(case)
+    monkeypatch.setattr("launcher.planning.plan.AGENT_START", "/opt/launcher/agent/start.py")
     file = case / "options.json"
     options = json.loads(file.read_text()) if file.exists() else {}
     facts = facts_from_json((case / "facts.json").read_text())

@@ -1,0 +1,43 @@
+"""Starts what runs on a node by the path of this file: `python -P start.py --run-dir DIR --local`.
+
+The package is loaded from where this file is, in the installation or in a run directory, and gets no place on sys.path:
+its interpreter needs nothing of ours, and a `launcher` or `jobs` of the user's on PYTHONPATH is never taken for ours.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+
+def load_package() -> None:
+    """Make `import launcher` mean ours, and nothing else importable."""
+    here = Path(__file__).resolve().parent
+    carried = here / "launcher"
+    folder = carried if carried.is_dir() else here.parent
+    spec = importlib.util.spec_from_file_location(
+        "launcher", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["launcher"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def main() -> NoReturn:
+    """`start.py --zygote FD MODULES...`, `start.py --relay`, or the agents of a run."""
+    load_package()
+    if sys.argv[1:2] == ["--zygote"]:
+        from launcher.agent import zygote
+
+        zygote.main(int(sys.argv[2]), sys.argv[3:])
+    from launcher.agent import __main__ as agents
+
+    agents.main()
+
+
+if __name__ == "__main__":
+    main()

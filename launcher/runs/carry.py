@@ -1,0 +1,33 @@
+"""What of ours travels in the run directory: for an interpreter that has nothing of ours, and for a user's script."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import launcher
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
+    from launcher.runs.rundir import RunDir
+
+_PACKAGE = Path(launcher.__file__).parent
+_CARRIED = (".", "agent", "agent/adapters", "planning", "runs")
+"""Folders of our package that the agent imports from. What else is in them stays unread there."""
+
+
+def carry_agent(run: RunDir, plan: Plan) -> None:
+    """Copy the agent where the plan starts it from the run directory, and the client for a script."""
+    if str(run.agent_start) in plan.agent_argv:
+        for folder in _CARRIED:
+            _copy(sorted((_PACKAGE / folder).glob("*.py")), run.agent_code / "launcher" / folder)
+        shutil.copyfile(_PACKAGE / "agent" / "start.py", run.agent_start)
+    if plan.worker.kind == "script":
+        _copy([_PACKAGE.with_name("launch_client.py")], run.client_code)
+
+
+def _copy(files: list[Path], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
