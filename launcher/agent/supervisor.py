@@ -18,7 +18,7 @@ import traceback
 from typing import NoReturn
 
 from launcher import redact
-from launcher.agent import channel, proc, zygote
+from launcher.agent import channel, proc, scratch, zygote
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
 from launcher.agent.effects import Finish
 from launcher.agent.logs import LineFile
@@ -66,15 +66,19 @@ def supervise(run: RunDir, *, wait: bool, setup_done: bool = False, watch_fd: in
     redact.remember(plan.secrets)
     if setup_first:
         _set_up(plan, run, signals=read_end, watch_fd=watch_fd)
+    scratch.sweep()
+    scratch.make(run.run_id)
     # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
     listener = channel.listen(plan.nodes[0].address)
     try:
         zygote.preload((plan.worker.preload or ()) if plan.forks_workers else ())
+        code = _Supervisor(plan, run, listener, read_end, watch_fd).run()
     except zygote.PreloadError as error:
         traceback.print_exception(error.__cause__)
         sys.stderr.flush()
         _end_early(plan, run, Finish(RunState.FAILED, Cause.USAGE, 1, str(error)))
-    code = _Supervisor(plan, run, listener, read_end, watch_fd).run()
+    finally:
+        scratch.clear()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -107,6 +111,7 @@ def _end_early(plan: Plan, run: RunDir, end: Finish, **more: object) -> NoReturn
     LineFile(run.console).write(f"launch | {end.reason}\n".encode(errors="backslashreplace"))
     write_result(run, plan, end, attempt=0, restarts=0, first=None)
     proc.sweep_all()
+    scratch.clear()
     os._exit(0)
 
 
@@ -200,7 +205,7 @@ class _Supervisor:
 
     def _reap(self) -> None:
         while (pid := proc.next_ended_child()) is not None:
-            _, status = os.waitpid(pid, 0)
+            status = proc.reap(pid)
             node = next((index for index, agent in self._agents.items() if agent == pid), None)
             if node is None:
                 continue  # an orphan of a killed agent

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher import redact
-from launcher.agent import proc, wrapper
+from launcher.agent import proc, scratch, wrapper
 
 _MAX_DATAGRAM_BYTES = 1 << 16
 
@@ -165,10 +165,9 @@ class _Zygote:
     def _reap(self) -> None:
         while (pid := proc.next_ended_child()) is not None:
             if pid in self._workers:
-                proc.kill_group(
-                    pid
-                )  # loader processes, helpers; before the reaping, while the number is surely its own
-            _, status = os.waitpid(pid, 0)
+                # Loader processes, helpers; before the reaping, while the number is surely its own.
+                proc.kill_group(pid)
+            status = proc.reap(pid)
             if pid in self._workers:
                 self._workers.discard(pid)
                 self._tell({"ended": pid, "status": status})
@@ -180,6 +179,7 @@ class _Zygote:
 
     def _end(self) -> NoReturn:
         proc.sweep_all()
+        scratch.clear()
         os._exit(0)
 
 
@@ -212,6 +212,7 @@ def _work(start: WorkerStart) -> int | None:
     for name in start.env_unset:
         os.environ.pop(name, None)
     os.environ.update(start.env)
+    scratch.forget_default()
     os.chdir(start.cwd)
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)
