@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 PROBE_LIMIT_S = 20.0
 """A file system that is cold takes its time; an interpreter that is none takes for ever."""
@@ -63,8 +62,3 @@ def probe(path: str, *, limit_s: float = PROBE_LIMIT_S) -> Interpreter:
         said = errors.strip().splitlines()
         return Interpreter(path=path, fault=said[-1] if said else f"it is no Python: exit code {process.returncode}")
     return Interpreter(path=path, version=answers["launch-python"], torch_version=answers.get("launch-torch"))
-
-
-def executable_in(path: Path) -> Path:
-    """The interpreter of an environment, where a path is the folder of one. Links stay: they are how it is found."""
-    return path / "bin" / "python" if os.path.isdir(path) else path  # noqa: PTH112 - Path.is_dir raises for such names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +14,8 @@ from launcher.recipe.catalog import Entry, Option, catalog
 from launcher.recipe.explain import show
 from launcher.recipe.hints import did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Entry as Written
-from launcher.recipe.nodes import Findings, Keys, Scalar, Table, child, dotted, present
-from launcher.recipe.paths import expanded, is_file, is_folder, real
+from launcher.recipe.nodes import Findings, Items, Keys, Scalar, Table, child, dotted, present
+from launcher.recipe.paths import expanded, interpreter, is_file, is_folder, real
 from launcher.recipe.schema import Recipe
 from launcher.recipe.typed import annotation_at, annotation_of, describe, fields_of, fits, section_of, typed
 
@@ -44,7 +46,12 @@ NAMED = (
 PARTS = ("model", "data", "train")
 """What a recipe without a script has."""
 JOB_ONLY = (*PARTS, "parallelism", "checkpoint")
-SCRIPT_ONLY = ("args", "resume", "preload")
+SCRIPT_ONLY = ("args", "resume", "preload", "progress", "python")
+
+
+PROGRAMS = ("script", "module")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def section_at(root: Table, keys: Keys) -> Table | None:
@@ -153,12 +160,14 @@ def typed_options(root: Table) -> Iterator[tuple[Keys, object]]:
 def check_whole(root: Table, findings: Findings) -> None:
     """A recipe trains something of ours, with model, data and train, or runs a script: one of the two."""
     _check_env(root, findings)
-    if present(root, "script"):
-        _check_script(root, findings)
+    _check_secret_names(root, findings)
+    program = next((key for key in PROGRAMS if present(root, key)), None)
+    if program is not None:
+        _check_program(root, program, findings)
         return
     missing = [part for part in PARTS if not present(root, part)]
     if len(missing) == len(PARTS):
-        hint = "a recipe has model, data and train, or a script"
+        hint = "a recipe has model, data and train, or a script or module"
         findings.add(root.place, "nothing to run: there is no model, data and train, and no script", hint)
     elif missing:
         given = ", ".join(part for part in PARTS if part not in missing)
@@ -167,7 +176,7 @@ def check_whole(root: Table, findings: Findings) -> None:
     for key in SCRIPT_ONLY:
         if _given(root, key) and len(missing) < len(PARTS):
             message = f"{key}: only a script has {key}, and this recipe trains a model"
-            findings.add(root.entries[key].key, message, "leave it out, or name a `script`")
+            findings.add(root.entries[key].key, message, "leave it out, or name a `script` or `module`")
 
 
 def _check_env(root: Table, findings: Findings) -> None:
@@ -177,12 +186,74 @@ def _check_env(root: Table, findings: Findings) -> None:
             findings.add(entry.key, f"env: {name!r} cannot be the name of a variable", "it is not empty and has no `=`")
 
 
-def _check_script(root: Table, findings: Findings) -> None:
-    script = root.entries["script"]
+def _check_secret_names(root: Table, findings: Findings) -> None:
+    """`secrets` are names of variables, whose values come from the environment alone."""
+    entry = root.entries.get("secrets")
+    env = section_at(root, ("env",))
+    for name in entry.value.values if entry is not None and isinstance(entry.value, Items) else ():
+        if not isinstance(name, Scalar) or name.null:
+            continue  # the schema says so
+        if not _VARIABLE.fullmatch(name.text):
+            message = "secrets: this is not the name of a variable" + (", but KEY=VALUE" if "=" in name.text else "")
+            findings.add(name.place, message, "only names, as in [HF_TOKEN]; the values come from your environment")
+        elif env is not None and name.text in env.entries:
+            place = env.entries[name.text].key
+            findings.add(place, f"env.{name.text}: this is one of the secrets ({name.place}), too", "keep that one")
+
+
+def _check_program(root: Table, program: str, findings: Findings) -> None:
+    """A script or a module, with what goes with it."""
+    place = root.entries[program].place
     for key in JOB_ONLY:
         if _given(root, key):
-            message = f"{key}: this recipe runs a script ({script.place}), which is never combined with {key}"
-            findings.add(root.entries[key].key, message, f"leave out {key}, or script")
+            message = f"{key}: this recipe runs a {program} ({place}), which is never combined with {key}"
+            findings.add(root.entries[key].key, message, f"leave out {key}, or {program}")
+    if program == "script" and present(root, "module"):
+        message = f"module: this recipe runs a script ({place}) already"
+        findings.add(root.entries["module"].key, message, "keep one of the two")
+    if program == "script":
+        _check_script(root, findings)
+    _check_module(root, findings)
+    _check_python(root, findings)
+    _check_progress(root, findings)
+
+
+def _check_module(root: Table, findings: Findings) -> None:
+    module = root.entries["module"].value if present(root, "module") else None
+    if isinstance(module, Scalar) and not _MODULE.fullmatch(module.text):
+        hint = "a file is a `script`" if module.text.endswith(".py") else "as after `python -m`: pkg.train"
+        findings.add(module.place, f"module: {module.text!r} is not the name of a module", hint)
+
+
+def _check_python(root: Table, findings: Findings) -> None:
+    python = root.entries["python"].value if present(root, "python") else None
+    if not isinstance(python, Scalar):
+        return
+    path = python_of(python)
+    if not is_file(path):
+        near = shutil.which(python.text) if "/" not in python.text else None
+        hint = f"write {near}" if near else "an interpreter, or the folder of a virtual environment"
+        findings.add(python.place, f"python: there is no such file: {path}", hint)
+
+
+def _check_progress(root: Table, findings: Findings) -> None:
+    progress = section_at(root, ("progress",))
+    entry = None if progress is None else progress.entries.get("log")
+    if entry is None or not isinstance(entry.value, Scalar) or entry.value.null:
+        return
+    hint = "one group, which finds the step: 'step (\\d+)'"
+    try:
+        groups = re.compile(entry.value.text).groups
+    except re.error as error:
+        findings.add(entry.place, f"progress.log: `{entry.value.text}` is no regular expression: {error}", hint)
+        return
+    if groups != 1:
+        message = f"progress.log: `{entry.value.text}` has {groups} groups, and the step is one"
+        findings.add(entry.place, message, hint if groups == 0 else f"{hint}; a group that finds nothing is (?:...)")
+
+
+def _check_script(root: Table, findings: Findings) -> None:
+    script = root.entries["script"]
     if isinstance(script.value, Scalar):
         path = absolute(script.value)
         if not is_file(path):
@@ -209,7 +280,7 @@ def _given(root: Table, key: str) -> bool:
         return True
 
 
-PATHS: tuple[Keys, ...] = (("script",), ("workdir",), ("runs_dir",), ("checkpoint", "init_from"))
+PATHS: tuple[Keys, ...] = (("script",), ("workdir",), ("runs_dir",), ("checkpoint", "init_from"), ("python",))
 """Keys that hold paths. They are relative to the file that says them; on the command line, to the current folder."""
 
 
@@ -221,7 +292,12 @@ def written_paths(root: Table) -> Iterator[tuple[Keys, Path]]:
         if entry is None or not isinstance(entry.value, Scalar) or entry.value.null:
             continue
         if keys != ("checkpoint", "init_from") or "/" in entry.value.text or entry.value.text[:1] in (".", "~"):
-            yield keys, absolute(entry.value)
+            yield keys, python_of(entry.value) if keys == ("python",) else absolute(entry.value)
+
+
+def python_of(node: Scalar) -> Path:
+    """The interpreter that was meant where it was written."""
+    return interpreter(node.place.folder / expanded(node.text))
 
 
 def absolute(node: Scalar) -> Path:

@@ -11,11 +11,11 @@ from typing import Any, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from launcher.recipe.hints import unknown_key_hint
+from launcher.recipe.hints import did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Findings, Items, Keys, Node, Place, Scalar, Table, dotted
 from launcher.recipe.scalars import plain_value
 from launcher.recipe.schema import NamedSection, Recipe
-from launcher.recipe.typed import annotation_at, describe, fields_of, members, section_of
+from launcher.recipe.typed import annotation_at, describe, fields_of, literals, members, section_of
 
 
 def show(node: Node) -> str:
@@ -42,8 +42,10 @@ def explain(
     by_key: dict[Keys, list[ErrorDetails]] = {}
     for error in errors:
         by_key.setdefault(_keys(error, root), []).append(error)
+    inner = {keys[:length] for keys in by_key for length in range(len(keys))}
     for keys, found in by_key.items():
-        if keys not in failed:
+        # where something inside is wrong, that the whole is no member of a union of another kind says nothing
+        if keys not in failed and not (keys in inner and not isinstance(_node(keys, root), Scalar)):
             findings.add(*_sentence(keys, found, root, options))
 
 
@@ -51,15 +53,18 @@ def _keys(error: ErrorDetails, root: Table) -> Keys:
     """The path of the error in what was written; pydantic's own ends in the names of union members."""
     node: Node = root
     keys: list[str] = []
-    for step in error["loc"]:
+    last = len(error["loc"]) - 1
+    for number, step in enumerate(error["loc"]):
         if isinstance(node, Table) and step in node.entries:
             node = node.entries[str(step)].value
         elif isinstance(node, Items) and isinstance(step, int):
             node = node.values[step]
-        elif isinstance(node, Table) and error["type"] == "missing":
+        elif isinstance(node, Table) and error["type"] == "missing" and number == last:
             return (*keys, str(step))
-        else:
+        elif isinstance(node, Scalar):
             break
+        else:
+            continue  # the name of a union member
         keys.append(str(step))
     return tuple(keys)
 
@@ -81,7 +86,7 @@ def _sentence(
         return _place(keys, root), f"{path}: {message}", hint
     if error["type"] == "string_pattern_mismatch":
         return _place(keys, root), f"{path}: {show(node)} does not fit", documentation(keys)
-    kind = describe(wanted) if section_of(wanted) is None else "a section"
+    kind = describe(wanted) if section_of(wanted) is None or literals(wanted) else "a section"
     return _place(keys, root), f"{path}: {show(node)} is not {kind}", _hint(keys, node, wanted)
 
 
@@ -90,6 +95,8 @@ def _hint(keys: Keys, node: Node, wanted: Any) -> str:
         listed = keys[-1].isdecimal()
         return 'quote it where text is meant: "null"' if listed else "leave the key out for the default"
     section = section_of(wanted)
+    if isinstance(node, Scalar) and (near := did_you_mean(node.text, map(str, literals(wanted)))):
+        return near
     if section is not None:
         return _section_hint(keys, node, section)
     if not isinstance(node, Scalar) and str in {member.type for member in members(wanted)}:

@@ -22,6 +22,7 @@ from launcher.recipe.dump import dump_yaml
 from launcher.recipe.explain import explain
 from launcher.recipe.hints import did_you_mean
 from launcher.recipe.interpolate import interpolate
+from launcher.recipe.masks import shown_override
 from launcher.recipe.nodes import (
     Entry,
     Findings,
@@ -40,6 +41,7 @@ from launcher.recipe.nodes import (
 )
 from launcher.recipe.paths import expanded, is_file, is_folder, real
 from launcher.recipe.schema import Recipe
+from launcher.recipe.secretive import check_secrets
 from launcher.recipe.typed import typed
 from launcher.recipe.yamltext import parse_value, parse_yaml
 
@@ -127,7 +129,11 @@ def _finish(
         overrides=tuple(overrides),
         origins={key: entry.place.origin for key, entry in entries if not _has_keys(entry)},
         text=text,
-        places={"": str(tree.place), **{key: str(entry.place) for key, entry in entries}},
+        places={
+            "": str(tree.place),
+            **{f"{key}.{i}": str(item.place) for key, entry in entries for i, item in enumerate(_listed(entry))},
+            **{key: str(entry.place) for key, entry in entries},
+        },
     )
 
 
@@ -144,6 +150,7 @@ def _validate(tree: Table, failed: set[Keys], findings: Findings) -> Recipe | No
         explain(error.errors(include_url=False), tree, failed, options_of(tree), findings)
     check_named(tree, failed, findings)
     check_whole(tree, findings)
+    check_secrets(tree, findings)
     return recipe
 
 
@@ -174,7 +181,7 @@ def _extend(tree: Table, findings: Findings) -> Table:
 
 def _with_overrides(tree: Table, overrides: Sequence[str], findings: Findings) -> Table:
     for override in overrides:
-        place = Place(override, Layer.OVERRIDE, Path.cwd())
+        place = Place(shown_override(override), Layer.OVERRIDE, Path.cwd())
         key, separator, text = override.partition("=")
         keys = tuple(key.strip().split("."))
         if not separator or not all(keys):
@@ -182,6 +189,10 @@ def _with_overrides(tree: Table, overrides: Sequence[str], findings: Findings) -
             continue
         if keys == ("extends",):
             findings.add(place, "extends: is only read from the recipe file")
+            continue
+        if (listed := _list_on_the_way(tree, keys)) is not None:
+            message = f"{dotted(listed)}: this is a list, which has no keys"
+            findings.add(place, message, f"replace it as a whole: {dotted(listed)}=[...]")
             continue
         value = parse_value(text, place, findings)
         if value is not None:
@@ -259,6 +270,23 @@ def _neighbours(path: Path) -> str:
 def _recipes_in(folder: Path) -> str:
     names = sorted(path.name for path in folder.glob("*.yaml"))
     return f"it holds {', '.join(names)}" if names else ""
+
+
+def _listed(entry: Entry) -> tuple[Node, ...]:
+    return entry.value.values if isinstance(entry.value, Items) else ()
+
+
+def _list_on_the_way(tree: Table, keys: Keys) -> Keys | None:
+    """The first part of a path that is a list."""
+    node: Node = tree
+    for length, key in enumerate(keys[:-1], start=1):
+        entry = node.entries.get(key) if isinstance(node, Table) else None
+        if entry is None:
+            return None
+        if isinstance(entry.value, Items):
+            return keys[:length]
+        node = entry.value
+    return None
 
 
 def _has_keys(entry: Entry) -> bool:

@@ -11,6 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
+from launcher.recipe.masks import masked
 
 Keys = tuple[str, ...]
 
@@ -104,8 +105,8 @@ class Findings:
     _found: list[tuple[Place, str, str]] = field(default_factory=list)
 
     def add(self, place: Place, message: str, hint: str = "") -> None:
-        """Note one mistake."""
-        self._found.append((place, message, hint))
+        """Note one mistake. What has the form of a secret key is not repeated."""
+        self._found.append((place, masked(message), hint))
 
     def raise_if_any(self) -> None:
         """Raise RecipeError with all of them, by file and line, each once."""

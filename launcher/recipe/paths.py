@@ -16,6 +16,15 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def interpreter(path: Path) -> Path:
+    """The interpreter that a path is, or that of the environment whose folder it is.
+
+    Links stay as they are: they are how an interpreter finds its environment.
+    """
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute keeps `..`
+    return absolute / "bin" / "python" if is_folder(absolute) else absolute
+
+
 def is_file(path: Path) -> bool:
     """Whether there is a file. No for a name that no file can have (too long)."""
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for such names

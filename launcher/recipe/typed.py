@@ -69,12 +69,19 @@ def annotation_at(section: type[BaseModel], keys: Keys) -> Any:
             field = fields_of(inner).get(key)
             annotation = Any if field is None else annotation_of(field)
         else:
-            annotation = next(map(_inner, filter(_has_inner, members(annotation))), Any)
+            annotation = _inner_at(key, [wanted for wanted in members(annotation) if _has_inner(wanted)])
     return annotation
 
 
 def _has_inner(wanted: Wanted) -> bool:
     return get_origin(wanted.type) in (dict, list, tuple)
+
+
+def _inner_at(key: str, choices: Sequence[Wanted]) -> Any:
+    """What stands at a key of a dict, or at a number of a list where there is a choice."""
+    fitting = (wanted for wanted in choices if (get_origin(wanted.type) is dict) != key.isdecimal())
+    chosen = next(fitting, choices[0] if choices else None)
+    return Any if chosen is None else _inner(chosen)
 
 
 def _inner(wanted: Wanted) -> Any:
@@ -157,10 +164,15 @@ def _items_fit(values: Sequence[Any], wanted: Any) -> bool:
     return len(values) == len(inner) and all(map(fits, values, inner))
 
 
+_ANY_SCALAR = frozenset({"text", "a whole number", "a number"})
+
+
 def describe(annotation: Any) -> str:
     """What is wanted, in words: `a whole number >= 1 or auto`."""
     words = literals(annotation)
     parts = [_describe(w) for w in members(annotation) if get_origin(w.type) is not Literal]
+    if set(parts) >= _ANY_SCALAR:
+        parts = ["a single value", *(part for part in parts if part not in (*_ANY_SCALAR, "true or false"))]
     if words:
         parts.append(str(words[0]) if len(words) == 1 else f"one of {', '.join(map(str, words))}")
     return " or ".join(dict.fromkeys(parts))

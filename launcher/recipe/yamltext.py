@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from launcher.recipe.masks import MASK, names_secret
 from launcher.recipe.nodes import Entry, Findings, Items, Keys, Node, Place, Scalar, Table, dotted
 from launcher.recipe.scalars import is_null, plain_value
 
@@ -92,10 +93,11 @@ class _Builder:
                 continue
             if key in first:
                 before, value = first[key]
-                message = f"duplicate key {key!r}{_within(keys)}: {value} at {before}, {_brief(value_node)} here"
+                here = _brief(value_node, key)
+                message = f"duplicate key {key!r}{_within(keys)}: {value} at {before}, {here} here"
                 self.findings.add(place, message, "keep one of the two")
                 continue
-            first[key] = (place, _brief(value_node))
+            first[key] = (place, _brief(value_node, key))
             yield key, Entry(place, self.build(value_node, (*keys, key)))
 
     def _key(self, node: yaml.Node, keys: Keys, place: Place) -> str | None:
@@ -153,10 +155,10 @@ def _syntax_hint(problem: str) -> str:
     return ""
 
 
-def _brief(node: yaml.Node) -> str:
+def _brief(node: yaml.Node, key: str) -> str:
     """A value in the message about two of them."""
     if isinstance(node, yaml.ScalarNode):
-        return repr(node.value)
+        return MASK if names_secret(key) else repr(node.value)
     return "a list" if isinstance(node, yaml.SequenceNode) else "a section"
 
 

@@ -14,7 +14,7 @@ from planning_values import env, facts, job, loaded, origins, plan, script
 
 from launcher.errors import RecipeError
 from launcher.planning.make import make_plan
-from launcher.planning.plan import Plan
+from launcher.planning.plan import PLAN_VERSION, Plan
 from launcher.planning.render import ranges, render_plan
 
 SIZES = st.tuples(st.integers(1, 12), st.integers(1, 6), st.integers(1, 24), st.integers(0, 16))
@@ -134,7 +134,7 @@ def test_a_script_is_preloaded_on_request(preload: object, modules: tuple[str, .
 def test_a_script_without_resume_is_not_restarted_and_that_is_said() -> None:
     made = plan(script(), facts())
     assert (made.resumable, made.limits.max_restarts) == (False, 0)
-    assert "a failure ends the run: nothing is restarted without `resume:`" in made.notes
+    assert any("nothing is restarted without `resume:`" in note for note in made.notes)
     assert plan(script(resume="self"), facts()).limits.max_restarts == 3
 
 
@@ -215,8 +215,8 @@ def test_a_large_plan_is_written_and_read_in_little_time() -> None:
 
 
 def test_a_plan_of_another_version_is_refused() -> None:
-    text = plan(job(), facts()).to_json().replace('"version": 1', '"version": 2')
-    with pytest.raises(ValueError, match="plan version 2 is not 1"):
+    text = plan(job(), facts()).to_json().replace(f'"version": {PLAN_VERSION}', '"version": 0')
+    with pytest.raises(ValueError, match=f"plan version 0 is not {PLAN_VERSION}"):
         Plan.from_json(text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from planning_values import ETHERNET, LOOPBACK, env, facts, job, origins, plan
+from planning_values import ETHERNET, LOOPBACK, env, facts, job, origins, plan, script
 
 from launcher.errors import RecipeError
 from launcher.planning.facts import Interface
@@ -134,9 +134,7 @@ def test_auto_never_turns_infiniband_off() -> None:
 @pytest.mark.parametrize(
     ("torch", "written", "sent"),
     [
-        ("2.1.2", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
-        ("2.1.2", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
-        ("2.2.0", "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        ("2.4.0", "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
         ("2.13.0+cpu", "NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT"),
         ("2.13.0", "NCCL_DESYNC_DEBUG", "TORCH_NCCL_DESYNC_DEBUG"),
         ("2.8.0", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
@@ -149,7 +147,7 @@ def test_auto_never_turns_infiniband_off() -> None:
 def test_renamed_variables_follow_the_torch_version(torch: str | None, written: str, sent: str) -> None:
     """F071."""
     assert current_name(written, torch) == sent
-    made = plan(job(), facts(torch_version=torch, environment={written: "7"}))
+    made = plan(script(), facts(torch_version=torch, environment={written: "7"}))
     assert env(made)[sent] == "7"
     assert origins(made)[sent] == "environment"
     if written == sent:
@@ -159,6 +157,19 @@ def test_renamed_variables_follow_the_torch_version(torch: str | None, written: 
         assert written not in env(made)
         assert made.env_unset == (written,)
         assert sum(written in note for note in made.notes) == 1, "one note, not one per rank"
+
+
+@pytest.mark.parametrize(
+    ("torch", "written", "sent"),
+    [
+        ("2.1.2", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
+        ("2.1.2", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
+        ("2.2.0", "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    ],
+)
+def test_old_torch_reads_the_old_names(torch: str, written: str, sent: str) -> None:
+    """F071."""
+    assert current_name(written, torch) == sent
 
 
 def test_both_spellings_the_new_one_wins() -> None:

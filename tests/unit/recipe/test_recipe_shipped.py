@@ -50,7 +50,7 @@ def test_schema_json_knows_names_options_and_docs() -> None:
 
 
 def test_documentation_of_fields_is_read_from_the_schema() -> None:
-    assert field_docs(Recipe)["args"] == "Arguments of the script, unchanged."
+    assert field_docs(Recipe)["workdir"].startswith("Where the workers run, relative to this recipe.")
 
 
 def test_words_of_other_tools_lead_to_keys_that_exist() -> None:
