@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,6 @@ import click
 if TYPE_CHECKING:
     from launcher.runs.rundir import RunDir
 
-_LOG = re.compile(r"attempt-(?P<attempt>\d+)/node-(?P<node>\d+)/rank-(?P<rank>\d+)\.log")
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 20
 
@@ -28,6 +26,7 @@ _CHUNK_BYTES = 1 << 20
 def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: int | None) -> None:
     """Output of RUN: rank 0 and the errors of all, or the whole output of chosen ranks."""
     from launcher.runs.find import find_run
+    from launcher.runs.logs import select_logs
 
     found = find_run(run)
 
@@ -40,19 +39,6 @@ def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: in
         _follow(chosen, found)
     else:
         _show(found, chosen())
-
-
-def select_logs(run: RunDir, *, rank: int | None, node: int | None, attempt: int | None) -> list[Path]:
-    """The logs of the ranks that are asked for, by rank. Without an attempt: of the newest that has one of them."""
-    logs = [
-        (int(match["attempt"]), int(match["rank"]), path)
-        for path in (run.path / "logs").glob("attempt-*/node-*/rank-*.log")
-        if (match := _LOG.search(path.as_posix()))
-        and (rank is None or int(match["rank"]) == rank)
-        and (node is None or int(match["node"]) == node)
-    ]
-    wanted = attempt if attempt is not None else max((each for each, _, _ in logs), default=None)
-    return [path for each, _, path in sorted(logs) if each == wanted]
 
 
 def _show(run: RunDir, paths: Sequence[Path]) -> None:
@@ -72,7 +58,7 @@ def _show(run: RunDir, paths: Sequence[Path]) -> None:
 
 def _follow(chosen: Callable[[], list[Path]], run: RunDir) -> None:
     """Show what is added to the chosen logs, those of later attempts too, until the run has ended."""
-    from launcher.cli.runs import job_alive
+    from launcher.executors.base import job_alive
     from launcher.runs.follow import Tail
     from launcher.runs.load import read_record
 

@@ -53,9 +53,8 @@ class Wishes:
 
 def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
     from launcher.cli.run import show_json, submit
-    from launcher.cli.runs import job_alive
     from launcher.cli.signals import SignalInbox
-    from launcher.executors.base import get_executor
+    from launcher.executors.base import get_executor, job_alive
     from launcher.road import load_again, recipe_flags, refuse
     from launcher.runs.create import record_event, resolved_recipe, update_plan
     from launcher.runs.load import read_plan, read_record

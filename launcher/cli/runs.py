@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.executors.base import job_alive
+
 if TYPE_CHECKING:
     from launcher.executors.base import Executor, JobRef
     from launcher.runs.find import Pointer
@@ -92,14 +94,6 @@ def path(run: str, checkpoint: str | None) -> None:
 
     found = find_run(run)
     print(found.path if checkpoint is None else find_checkpoint(found, checkpoint))
-
-
-def job_alive(ref: str) -> bool | None:
-    """Whether a job is alive, in the words of its own executor; None = it cannot be told from here."""
-    from launcher.executors.base import JobRef, get_executor
-
-    job = JobRef.parse(ref)
-    return get_executor(job.executor).observe(job).alive
 
 
 def reachable(record: RunRecord) -> str:

@@ -22,7 +22,7 @@ def stacks(run: str, rank: int | None, verbose: bool, as_json: bool) -> int:
     """Where every rank of RUN is now: its Python stack. Ranks at the same place stand together."""
     import socket
 
-    from launcher.cli.runs import job_alive
+    from launcher.executors.base import job_alive
     from launcher.runs.find import find_run
     from launcher.runs.load import read_record
     from launcher.runs.spy import take_stacks

@@ -73,6 +73,12 @@ class Executor(Protocol):
         """Pass a request to stop (TERM, INT or HUP) on; a second one ends the run at once. False: nothing to stop."""
 
 
+def job_alive(ref: str) -> bool | None:
+    """Whether a job is alive, in the words of its own executor; None = it cannot be told from here."""
+    job = JobRef.parse(ref)
+    return get_executor(job.executor).observe(job).alive
+
+
 def get_executor(name: str) -> Executor:
     """The executor of `--on NAME`. Raises RecipeError for an unknown one."""
     if name not in EXECUTORS:

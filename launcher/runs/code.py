@@ -130,8 +130,12 @@ def read_code(run: RunDir) -> CodeFacts | None:
 
 
 def copy_changes(run: RunDir, code: CodeFacts) -> CodeChanges:
-    """What somebody has changed in the copy since it was made."""
-    found = {path: file_digest(run.code / path) for path in code.files if os.path.lexists(run.code / path)}
+    """What somebody has changed in the copy since it was made. A link of it may lead elsewhere than the live one."""
+    found = {
+        path: digest if is_link(digest) else file_digest(run.code / path)
+        for path, digest in code.files.items()
+        if os.path.lexists(run.code / path)
+    }
     return code_changes(code, CodeFacts(root=str(run.code), snapshot=True, files=found))
 
 
