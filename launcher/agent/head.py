@@ -138,7 +138,7 @@ class Head:
         """A worker has ended as it should not have."""
         if failure.attempt != self.attempt or self.phase in (Phase.JOINING, Phase.OVER):
             return []
-        if self.phase is Phase.ENDING and failure.exit_code == _KILLED:
+        if self.phase is Phase.ENDING and failure.cause is Cause.SIGNAL and failure.exit_code == _KILLED:
             return []  # by us, with the others: worker_ended records it
         effects: list[Effect] = [Record("failure", {**asdict(failure), "cause": failure.cause.value})]
         if self.phase is Phase.ENDING:

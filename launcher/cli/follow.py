@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.screen import Screen, status_line
-from launcher.cli.summary import final_block
+from launcher.cli.summary import final_block, here
 from launcher.errors import ExitCode
 from launcher.executors.base import Executor, JobRef
 from launcher.runs.events import read_events
@@ -48,20 +48,13 @@ def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
         fields = {"run_id": job.run.run_id, "run_dir": str(job.run.path), "ref": str(job.ref)}
         text = json.dumps({**fields, "state": record.state, "exit_code": exit_code}, ensure_ascii=False)
     else:
-        text = final_block(record, result, job.plan, cwd=_here())
+        text = final_block(record, result, job.plan, cwd=here())
         if result is None and _is_full(job.run.path):
             text = f"{text}\nlaunch | no space is left for {job.run.path}"
         if not (result or {}).get("attempts"):  # no worker was started: all there is is what the agents' Python said
             text = "".join([*_last_lines(job.run.agents_log), text])
     Screen().lines(f"{text}\n".encode(errors="backslashreplace"))
     return exit_code
-
-
-def _here() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:  # deleted while the run went on: its paths are shown in full
-        return Path()
 
 
 def _is_full(path: Path) -> bool:

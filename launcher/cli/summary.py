@@ -21,8 +21,13 @@ _PARTS = ("start", "train", "eval", "save")
 _METRICS_SHOWN = 3
 
 
-def final_block(record: RunRecord, result: Mapping[str, Any] | None, plan: Plan, *, cwd: Path) -> str:
-    """What is printed when a followed run has ended. Paths below `cwd` are shown relative to it."""
+def final_block(
+    record: RunRecord, result: Mapping[str, Any] | None, plan: Plan, *, cwd: Path, name: str = "last"
+) -> str:
+    """What is printed when a followed run has ended. Paths below `cwd` are shown relative to it.
+
+    name: of the run, in the commands that are proposed.
+    """
     result = result or {}
     if record.state is RunState.FAILED:
         page = failure_page(record, result, plan, run=shown_path(Path(plan.run_dir), cwd))
@@ -38,9 +43,17 @@ def final_block(record: RunRecord, result: Mapping[str, Any] | None, plan: Plan,
             _place(record, result, plan, cwd),
             _wandb(record, plan, cwd),
         ),
-        _next(record, result, plan),
+        _next(record, plan, name),
     ]
     return "\n".join(lines)
+
+
+def here() -> Path:
+    """The current directory; of one that was deleted meanwhile, nothing, so that paths are shown in full."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path()
 
 
 def shown_path(path: Path, cwd: Path) -> str:
@@ -119,14 +132,14 @@ def _wandb(record: RunRecord, plan: Plan, cwd: Path, *, label: str = "W&B    ") 
     return f"{label}{wandb.get('url') or wandb.get('id')}" if mode == "online" else ""
 
 
-def _next(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
+def _next(record: RunRecord, plan: Plan, name: str) -> str:
     if record.state is RunState.SUCCEEDED:
         own = "launch train.py --nodes 2 -- --lr 1e-3   (your own torchrun script)"
-        last_rank = ["launch logs last --rank 1"] if plan.world_size > 1 else ["launch logs last"]
-        commands = ["launch status last", *last_rank, *([own] if plan.worker.kind == "job" else [])]
+        last_rank = f"launch logs {name} --rank 1" if plan.world_size > 1 else f"launch logs {name}"
+        commands = [f"launch status {name}", last_rank, *([own] if plan.worker.kind == "job" else [])]
     else:
-        logs = ["launch logs last"] if record.attempts else []
-        commands = [*(["launch resume last"] if plan.resumable else []), *logs, "launch status last"]
+        logs = [f"launch logs {name}"] if record.attempts else []
+        commands = [*([f"launch resume {name}"] if plan.resumable else []), *logs, f"launch status {name}"]
     return "Next   " + _GAP.join(commands)
 
 

@@ -10,12 +10,13 @@ node-<k>, the agent of a node:
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error}
 head, the head agent:
     node_joined {node} · waiting {missing, waited_s} · attempt_started {attempt, master_addr, master_port, world_size} ·
-    failure {attempt, node, rank, cause, exit_code, message, log} · stacks_requested {attempt} ·
-    attempt_ended {attempt, cause} · restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
+    failure {attempt, node, rank, pid, cause, exit_code, message, place, exception, step, last_words, log, log_line} ·
+    stacks_requested {attempt} · attempt_ended {attempt, cause, node, rank, exit_code, message, step} · restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
     finished {state, cause, exit_code}
 worker, rank 0:
-    training_started {attempt, step, resumed_from, total_steps, steps_per_epoch} ·
-    checkpoint_saved {attempt, step, path, time_s, size_bytes, best} ·
+    training_started {attempt, step, resumed_from, rejected: [{name, problem}], init_from, total_steps, steps_per_epoch,
+                      world_size, accumulate} ·
+    checkpoint_saved {attempt, step, path, time_s, size_bytes, best} · evaluated {attempt, step, time_s} ·
     summary {attempt, step, samples_seen, world_size, weights_sha256, metrics, times: {train_s, eval_s, save_s},
              samples_per_s, checkpoint, checkpoint_verified} ·
     tracking {attempt, wandb: {mode, id, dir, sync}}

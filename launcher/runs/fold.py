@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.runs.events import Event, time_of
@@ -40,6 +40,8 @@ class RunRecord:
     steps_per_epoch: int | None = None
     samples_seen: int | None = None
     metrics: Mapping[str, float] | None = None
+    exits: Mapping[int, int | None] = field(default_factory=dict)
+    """Exit code of each rank of the newest attempt that has ended."""
     failures: tuple[Event, ...] = ()
     """In the order in which the head agent saw them."""
     checkpoints: tuple[Event, ...] = ()
@@ -151,7 +153,8 @@ def _waiting(record: RunRecord, event: Event) -> RunRecord:
 def _attempt_started(record: RunRecord, event: Event) -> RunRecord:
     attempt = _int(event.get("attempt")) or record.attempts
     workers = tuple(worker for worker in record.workers if worker["attempt"] == attempt)
-    return replace(record, attempts=max(record.attempts, attempt), workers=workers, waiting=None)
+    exits = record.exits if attempt <= record.attempts else {}
+    return replace(record, attempts=max(record.attempts, attempt), workers=workers, exits=exits, waiting=None)
 
 
 def _worker_started(record: RunRecord, event: Event) -> RunRecord:
@@ -161,8 +164,11 @@ def _worker_started(record: RunRecord, event: Event) -> RunRecord:
 
 
 def _worker_ended(record: RunRecord, event: Event) -> RunRecord:
-    ended = (_int(event.get("rank")), _int(event.get("attempt")))
-    return replace(record, workers=tuple(w for w in record.workers if (w["rank"], w["attempt"]) != ended))
+    rank, attempt = _int(event.get("rank")), _int(event.get("attempt"))
+    workers = tuple(w for w in record.workers if (w["rank"], w["attempt"]) != (rank, attempt))
+    if rank is None or attempt != record.attempts:
+        return replace(record, workers=workers)
+    return replace(record, workers=workers, exits={**record.exits, rank: _int(event.get("exit_code"))})
 
 
 def _failure(record: RunRecord, event: Event) -> RunRecord:

@@ -43,7 +43,7 @@ def failure_page(
     lines = [headline(record, result, plan)]
     if first is not None:
         lines += _labelled("first", _first(first, record, plan, clock))
-        lines += _labelled("then", _then(first, record, plan))
+        lines += _labelled("then", _then(first, record))
     else:
         lines += _labelled("why", [str(result.get("reason") or record.reason or record.sentence)])
         lines += _labelled("log", [] if record.attempts else [f"{run}/logs/{RunDir(Path(run)).agents_log.name}"])
@@ -167,7 +167,7 @@ def _message(first: Mapping[str, Any]) -> list[str]:
     return [*cut, f"... ({len(lines)} lines)"] if len(lines) > _MESSAGE_LINES else cut
 
 
-def _then(first: Mapping[str, Any], record: RunRecord, plan: Plan) -> list[str]:
+def _then(first: Mapping[str, Any], record: RunRecord) -> list[str]:
     """What the other ranks died of."""
     attempt = first.get("attempt") or record.attempts
     others = {
@@ -178,6 +178,10 @@ def _then(first: Mapping[str, Any], record: RunRecord, plan: Plan) -> list[str]:
     }
     kinds = Counter(map(_kind, others.values()))
     parts = [f"{_ranks(count)}: {kind}" for kind, count in sorted(kinds.items(), key=lambda each: each[0] == _LOST)]
+    killed = 128 + signal.SIGKILL
+    known = {rank for _, rank in others} | {first.get("rank")}
+    ended = [rank for rank, code in record.exits.items() if code == killed and rank not in known]
+    parts += [f"{_ranks(len(ended))}: ended by the launcher"] if ended else []
     return ["; ".join(parts)] if parts else []
 
 

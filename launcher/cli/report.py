@@ -1,0 +1,69 @@
+"""`launch report RUN`: why a run ended, its attempts, where the time went. From its record alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from launcher.runs.attempts import AttemptRow
+    from launcher.runs.fold import RunRecord
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def report(run: str, as_json: bool) -> None:
+    """Why RUN ended, what each of its attempts came to, and where the time went."""
+    from launcher.cli.summary import final_block, here
+    from launcher.executors.base import job_alive
+    from launcher.runs.attempts import attempt_rows, attempts_table, time_table
+    from launcher.runs.events import read_events
+    from launcher.runs.find import find_run
+    from launcher.runs.ledger import newest_submission, spans, time_parts
+    from launcher.runs.load import read_plan, read_record, read_result
+    from launcher.runs.report import short_id
+
+    found = find_run(run)
+    record, result, plan = read_record(found, job_alive), read_result(found), read_plan(found)
+    events = read_events(found.path)
+    rows, parts = attempt_rows(events), time_parts(events)
+    if as_json:
+        print(json.dumps(report_fields(record, result or {}, rows, parts, found.path), ensure_ascii=False))
+        return
+    print(final_block(record, result, plan, cwd=here(), name=short_id(found.run_id)))
+    clocked = any(span.has_clock for span in spans(newest_submission(events)))
+    sections = [attempts_table(rows), time_table(parts, has_clock=clocked)]
+    print("".join(f"\n{section}\n" for section in sections if section), end="")
+
+
+def report_fields(
+    record: RunRecord, result: Mapping[str, Any], rows: Sequence[AttemptRow], parts: Mapping[str, float], path: Path
+) -> dict[str, Any]:
+    """What `launch report --json` says."""
+    from launcher.runs.report import first_failure
+
+    first = first_failure(record, result)
+    return {
+        "run_id": record.run_id,
+        "run_dir": str(path),
+        "state": record.state.value,
+        "cause": record.cause.value if record.cause else None,
+        "sentence": record.sentence,
+        "reason": record.reason,
+        "exit_code": record.exit_code,
+        "step": record.step,
+        "first_failure": None if first is None else dict(first),
+        "failures": [dict(failure) for failure in record.failures],
+        "policy": result.get("policy"),
+        "restarts": record.restarts,
+        "checkpoint": result.get("checkpoint"),
+        "attempts": [asdict(row) for row in rows],
+        "time": {f"{name}_s": time_s for name, time_s in parts.items()},
+        "metrics": dict(record.metrics or {}),
+    }

@@ -1,0 +1,115 @@
+"""The attempts of a run and where its time went, as rows and as aligned tables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.runs.events import Event, time_of
+from launcher.runs.ledger import PARTS, Span, spans
+from launcher.runs.report import short_duration
+from launcher.runs.states import POLICIES, Cause, RunState
+
+_WIDEST = 70
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRow:
+    """One attempt: from where to where, and what ended it."""
+
+    attempt: int
+    start_step: int | None
+    end_step: int | None
+    ended_by: str
+    time_s: float | None
+
+
+def attempt_rows(events: Sequence[Event]) -> list[AttemptRow]:
+    """Every attempt of a run, over all restarts and resumes."""
+    stops = [str(event.get("reason")) for event in events if event.get("event") == "stop_requested"]
+    return [
+        AttemptRow(
+            attempt=span.attempt,
+            start_step=span.start_step,
+            end_step=span.end_step if span.end_step is not None else span.start_step,
+            ended_by=_ended_by(span, stops),
+            time_s=round(time_of(span.ended) - span.started_s, 3) if span.ended else None,
+        )
+        for span in spans(events)
+    ]
+
+
+def attempts_table(rows: Sequence[AttemptRow]) -> str:
+    """The attempts as columns; empty where there is none."""
+    if not rows:
+        return ""
+    cells = [
+        (
+            str(row.attempt),
+            "-" if row.start_step is None else f"{row.start_step:,}",
+            "-" if row.end_step is None else f"{row.end_step:,}",
+            "-" if row.time_s is None else short_duration(row.time_s),
+            row.ended_by if len(row.ended_by) <= _WIDEST else f"{row.ended_by[:_WIDEST]} ...",
+        )
+        for row in rows
+    ]
+    return _aligned([("attempt", "from", "to", "time", "ended by"), *cells], right=4)
+
+
+def time_table(parts: Mapping[str, float], *, has_clock: bool) -> str:
+    """Where the time went, in seconds and shares; empty where it is not known."""
+    total_s = parts.get("total", 0.0)
+    if total_s <= 0:
+        return ""
+    shown = [name for name in PARTS if parts[name] > 0 or name in ("start", "train")]
+    cells = [(_MEANING[name][0], f"{parts[name]:,.1f} s", f"{100 * parts[name] / total_s:.1f} %") for name in shown]
+    notes = [_MEANING[name][1] for name in shown]
+    rows = [("time", "", ""), *cells, ("total", f"{total_s:,.1f} s", "100 %")]
+    lines = _aligned(rows, right=3, left=1).splitlines()
+    table = [f"{line}   {note}".rstrip() for line, note in zip(lines, ["", *notes, ""], strict=True)]
+    if not has_clock:
+        table.append("without a step clock (`progress:`) `train` is all the time in which the workers ran")
+    return "\n".join(table)
+
+
+_MEANING = {
+    "start": ("start", "from the command to the first step"),
+    "train": ("train", "steps that counted"),
+    "eval": ("eval", ""),
+    "save": ("save", ""),
+    "lost": ("lost", "steps after the checkpoint that was gone on from"),
+    "down": ("down", "from the end of an attempt to the first step of the next"),
+    "end": ("end", "from the last step to the end of the run"),
+}
+
+
+def _ended_by(span: Span, stops: Sequence[str]) -> str:
+    ended = span.ended
+    if not ended:
+        return "it goes on, or nobody wrote it down"
+    if ended.get("event") == "finished":
+        state = ended.get("state")
+        if state == RunState.CANCELLED:
+            return f"stopped: {stops[-1]}" if stops else "stopped"
+        return "finished" if state == RunState.SUCCEEDED else _sentence(ended.get("cause"))
+    rank, node = ended.get("rank"), ended.get("node")
+    message = next(iter(str(ended.get("message") or "").splitlines()), "")
+    who = "" if not isinstance(rank, int) else f"rank {rank}: " if rank >= 0 else ""
+    return f"{who}{message or _sentence(ended.get('cause'))}" or f"node {node}"
+
+
+def _sentence(cause: object) -> str:
+    return POLICIES[Cause(cause)].sentence if isinstance(cause, str) and cause in set(Cause) else "unknown"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], *, right: int, left: int = 0) -> str:
+    """Columns `left` to `right` (numbers) to the right, the others to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if left <= column < right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
