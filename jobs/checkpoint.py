@@ -1,121 +1,169 @@
 """Checkpoints: complete or absent, verified before they are used, one decision for all ranks.
 
-checkpoints/step-200/            .metadata, __0_0.distcp ...   tensors (torch.distributed.checkpoint)
-                                 state.json                    step, samples_seen, metrics ...
+checkpoints/step-200/            rank-0.safetensors ...        tensors (`jobs.storage`)
+                                 tensors.json                  which tensor, or which part of it, is in which file
+                                 state.json                    step, samples_seen, numbers of the optimizer ...
                                  manifest.json                 size and hash of each file, written last
 checkpoints/latest               the name of the newest one
 checkpoints/step-300.tmp-2/      being written by attempt 2, or left by it
-checkpoints/step-100.broken-2/   found broken by attempt 2
+checkpoints/step-100.broken-2/   found broken by attempt 2, kept until newer ones have taken its place
+
+Tensors and JSON, nothing else: there is no pickle in it, and none is ever read.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim import Optimizer
 
-from jobs.manifest import BrokenError, fsync, seal, verify, write_durably
+from jobs.durable import fsync, write_durably, write_hashed
+from jobs.folders import Progress, complete, named, plain_json, progress_of, read_state, step_of
+from jobs.manifest import FORMAT, STATE, BrokenError, Manifest, read_manifest, seal, verify
+from jobs.state import CheckpointError, TrainingState, reasons
+from jobs.storage import Writer
+from jobs.world import Meeting
 
 LATEST = "latest"
-STATE = "state.json"
-METRICS = "metrics.json"
-_NAME = re.compile(r"step-(\d+)")
+_DELETED = ".tmp-deleted"
+_ASIDE = re.compile(r"step-(\d+)\.broken-\d+")
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or does not fit this model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a training stands, beside its tensors."""
-
-    step: int = 0
-    """Optimizer updates done."""
-    samples_seen: int = 0
-    metrics: Mapping[str, float] | None = None
-    """Of the evaluation at this step; None where it was not evaluated."""
+class SaveError(CheckpointError):
+    """A checkpoint could not be written: no space, no permission, no folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint that was written."""
+    """A checkpoint that was written. Size and best are known to rank 0."""
 
     name: str
     size_bytes: int
     best: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A checkpoint that is not used, and why."""
+
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """From which checkpoint a training goes on."""
+
+    name: str | None
+    """None: there is none."""
+    rejected: tuple[Rejected, ...] = ()
+    """Newer ones that are not used."""
+
+    def sentence(self) -> str:
+        """For people: `resumes from step-300; step-400 is broken: ...`."""
+        first = f"resumes from {self.name}" if self.name else "there is no checkpoint to resume from"
+        return "; ".join([first, *(f"{other.name} {other.problem}" for other in self.rejected)])
+
+
 class Checkpoints:
-    """The checkpoints of a run."""
+    """The checkpoints of a run. `record`: what state.json says beside the state; `run_id`: no other run's are taken."""
 
     def __init__(
-        self, folder: Path, *, attempt: int, keep: int, best: str | None, record: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        attempt: int,
+        keep: int,
+        best: str | None,
+        record: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
-        self._attempt, self._keep, self._best, self._record = attempt, keep, best, dict(record or {})
+        self._run_id, self._attempt, self._keep, self._best = run_id, attempt, keep, best
+        self.record = dict(record or {})
 
-    def choose(self) -> str | None:
-        """Name of the newest checkpoint that is complete and verified; None where there is none at all.
+    def check_writable(self, rank: int) -> None:
+        """Find out now what the first save would find out later. Raises SaveError."""
+        probe = self.folder / f".probe-{self._attempt}-{rank}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.unlink(missing_ok=True)
+            write_hashed(probe, "can checkpoints be written here?\n")
+            probe.unlink()
+        except OSError as error:
+            raise SaveError(f"no checkpoint can be written to {self.folder}: {error}") from error
 
-        For one rank only. Removes what dead attempts left half-written. Raises CheckpointError where there are
-        checkpoints and all are broken: to train from zero over them is for a person to decide.
+    def choose(self, meeting: Meeting) -> Choice:
+        """The newest checkpoint that is complete and verified, which the ranks do together.
+
+        Removes what dead attempts left half-written, and puts aside what is broken. Raises CheckpointError where there
+        are checkpoints and none can be used: to train from zero over them is for a person to decide.
         """
-        for leftover in self.folder.glob("step-*.tmp-*"):
-            shutil.rmtree(leftover)
-        broken = []
-        for name in reversed(complete(self.folder)):
-            if not self.is_intact(name):
-                broken.append(name)
-                continue
-            for other in broken:
-                (self.folder / other).rename(self.folder / f"{other}.broken-{self._attempt}")
-            return name
-        if broken:
+        rejected = [Rejected(**other) for other in meeting.decide("look for checkpoints", self._clean)]
+        names = meeting.decide("list the checkpoints", lambda: named(self.folder))
+        for name in reversed(names):
+            problem = self._problem(name, meeting)
+            if not problem:
+                broken = [other.name for other in rejected if other.name in names]
+                meeting.decide("put broken checkpoints aside", lambda: self._put_aside(broken))  # noqa: B023 - at once
+                return Choice(name=name, rejected=tuple(rejected))
+            rejected.append(Rejected(name=name, problem=problem))
+        if names:
+            found = "\n  ".join(f"{other.name} {other.problem}" for other in rejected)
             raise CheckpointError(
-                f"{self.folder}: every checkpoint is broken ({', '.join(broken)}); move them away to start from zero"
+                f"{self.folder}: no checkpoint can be used\n  {found}\nmove them away to start from zero"
             )
-        return None
+        return Choice(name=None, rejected=tuple(rejected))
 
-    def load(self, name: str, net: nn.Module, optimizer: Optimizer, group: ProcessGroup | None) -> Progress:
-        """Restore model and optimizer in place. Raises CheckpointError where the checkpoint is of another model."""
-        load_tensors(self.folder / name, net, optimizer, group)
-        return read_progress(self.folder / name)
+    def load(self, name: str, state: TrainingState, group: ProcessGroup | None) -> Progress:
+        """Restore model and optimizer in place. Raises CheckpointError where the checkpoint is of another training."""
+        path = self.folder / name
+        saved = read_state(path)
+        if saved.get("scaler") is not None:
+            raise CheckpointError(f"{path} has the state of a gradient scaler, and this training has none")
+        state.restore(path, saved["optimizer"], group)
+        return progress_of(path)
 
-    def save(self, net: nn.Module, optimizer: Optimizer, progress: Progress, group: ProcessGroup | None) -> Saved:
-        """Write a checkpoint, all ranks together; when it returns it is complete on disk and the old ones are gone."""
+    def save(self, state: TrainingState, progress: Progress, group: ProcessGroup | None) -> Saved:
+        """Write a checkpoint, all ranks together; when it returns it is complete on disk and the old ones are gone.
+
+        Raises SaveError, after which all that was there before is still there.
+        """
         name = f"step-{progress.step}"
         unfinished = self.folder / f"{name}.tmp-{self._attempt}"
+        writer = Writer(unfinished)
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
-            save(tensors(net, optimizer), checkpoint_id=unfinished, process_group=group)
+            save(state.tensors(), storage_writer=writer, planner=planner, process_group=group)
         except CheckpointException as error:  # a BaseException, which nobody expects
-            raise CheckpointError(f"{unfinished}: {error}") from error
-        size_bytes = 0
+            raise self._failed(unfinished, name, reasons(error)) from error
+        size_bytes, best = 0, False
         if dist.get_rank() == 0:
-            size_bytes = self._commit(unfinished, name, progress)
+            try:
+                size_bytes = self._commit(unfinished, name, writer, state, progress)
+            except OSError as error:
+                raise self._failed(unfinished, name, str(error)) from error
             self._prune()
+            best = name == self.best()
         dist.barrier(group)
-        return Saved(name=name, size_bytes=size_bytes, best=name == self.best())
+        return Saved(name=name, size_bytes=size_bytes, best=best)
 
     def add_metrics(self, progress: Progress) -> None:
         """Note the evaluation of a checkpoint that was saved before it (by a stop). For one rank only."""
-        assert progress.metrics is not None
-        write_durably(self.folder / f"step-{progress.step}" / METRICS, json.dumps(dict(progress.metrics)) + "\n")
+        path = self.folder / f"step-{progress.step}"
+        seal(path, dataclasses.replace(read_manifest(path), metrics=progress.metrics))
 
     def best(self) -> str | None:
         """Name of the best checkpoint by the metric of the recipe; None without one."""
@@ -125,139 +173,94 @@ class Checkpoints:
         sign = 1 if direction == "max" else -1
         scores = []
         for name in complete(self.folder):
-            metrics = read_progress(self.folder / name).metrics or {}
+            metrics = read_manifest(self.folder / name).metrics or {}
             if metric in metrics:
                 scores.append((sign * metrics[metric], step_of(name), name))
         return max(scores)[2] if scores else None
 
     def is_intact(self, name: str) -> bool:
-        """Whether a checkpoint reads back as it was written; says what does not."""
-        try:
-            verify(self.folder / name)
-        except BrokenError as error:
-            print(f"checkpoint {name} is broken: {error}", flush=True)
-            return False
-        return True
+        """Whether a checkpoint reads back as it was written; says what does not. For one rank only."""
+        if problem := self._look(name, 0, 1):
+            print(f"{name} {problem}", flush=True)
+        return not problem
 
-    def _commit(self, unfinished: Path, name: str, progress: Progress) -> int:
-        state = {
-            "format": 1,
+    def _problem(self, name: str, meeting: Meeting) -> str:
+        """Why a checkpoint cannot be used; empty where it can. The ranks share the reading."""
+        world = meeting.world
+        problems = meeting.gather(f"verify {name}", partial(self._look, name, world.rank, world.size))
+        return next(filter(None, problems), "")
+
+    def _look(self, name: str, part: int, parts: int) -> str:
+        path = self.folder / name
+        try:
+            verify(path, part=part, parts=parts)
+            state = read_state(path)
+        except (BrokenError, CheckpointError) as error:
+            return f"is broken: {error}"
+        if state["run_id"] != self._run_id:
+            return f"is of another run: {state['run_id']}, not {self._run_id}"
+        if state["step"] != step_of(name):
+            return f"is broken: {STATE} says step {state['step']}"
+        return ""
+
+    def _clean(self) -> list[dict[str, str]]:
+        """Remove what dead attempts left. Returns what is worth saying about it (fields of Rejected)."""
+        remarks = []
+        for leftover in sorted(self.folder.glob("step-*.tmp-*")):
+            shutil.rmtree(leftover)
+            if not leftover.name.endswith(_DELETED):
+                remarks.append({"name": leftover.name, "problem": "was not finished, and is removed"})
+        for probe in self.folder.glob(".probe-*"):
+            if not probe.name.startswith(f".probe-{self._attempt}-"):  # of a rank that died while it tried
+                probe.unlink()
+        latest = self.folder / LATEST
+        target = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.is_file() else ""
+        if target and not (self.folder / target).is_dir():
+            remarks.append({"name": LATEST, "problem": f"names {target}, which is not there"})
+        return remarks
+
+    def _put_aside(self, names: list[str]) -> None:
+        for name in names:
+            (self.folder / name).rename(self.folder / f"{name}.broken-{self._attempt}")
+
+    def _commit(self, unfinished: Path, name: str, writer: Writer, state: TrainingState, progress: Progress) -> int:
+        content = {
+            "format": FORMAT,
+            "run_id": self._run_id,
+            "attempt": self._attempt,
             "step": progress.step,
             "samples_seen": progress.samples_seen,
             "world_size": dist.get_world_size(),
+            "optimizer": state.numbers(),
+            "scaler": None,
             "torch": torch.__version__,
-            **self._record,
+            **self.record,
         }
-        write_durably(unfinished / STATE, json.dumps(state, indent=1) + "\n")
-        if progress.metrics is not None:
-            write_durably(unfinished / METRICS, json.dumps(dict(progress.metrics)) + "\n")
-        size_bytes = seal(unfinished)
+        files = {**writer.files, STATE: write_hashed(unfinished / STATE, plain_json(content))}
+        manifest = Manifest(files=files, metrics=progress.metrics)
+        seal(unfinished, manifest)
         unfinished.rename(self.folder / name)
         fsync(self.folder)
         write_durably(self.folder / LATEST, f"{name}\n")
         fsync(self.folder)
-        return size_bytes
+        return manifest.size_bytes
+
+    def _failed(self, unfinished: Path, name: str, why: str) -> SaveError:
+        if dist.get_rank() == 0:
+            shutil.rmtree(
+                unfinished, ignore_errors=True
+            )  # what is full should not stay full; the next attempt tries too
+        return SaveError(f"{name} could not be written to {self.folder}: {why}")
 
     def _prune(self) -> None:
+        """Remove what `keep` and `best` do not hold. Only complete ones count: what is no checkpoint replaces none."""
         names = complete(self.folder)
         kept = {*names[-self._keep :], self.best()}
         for name in names:
             if name not in kept:  # a rename first: half-deleted never looks like broken
-                (self.folder / name).rename(self.folder / f"{name}.tmp-deleted")
-        for path in [*self.folder.glob("step-*.tmp-*"), *self.folder.glob("step-*.broken-*")]:
-            shutil.rmtree(path)
-
-
-def complete(folder: Path) -> list[str]:
-    """Names of the committed checkpoints of a folder, oldest first."""
-    names = [path.name for path in folder.glob("step-*") if _NAME.fullmatch(path.name)] if folder.exists() else []
-    return sorted(names, key=step_of)
-
-
-def step_of(name: str) -> int:
-    """The step of a checkpoint's name."""
-    match = _NAME.fullmatch(name)
-    assert match is not None, name
-    return int(match.group(1))
-
-
-def read_progress(path: Path) -> Progress:
-    """The JSON part of a checkpoint."""
-    state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    metrics = json.loads((path / METRICS).read_text(encoding="utf-8")) if (path / METRICS).exists() else None
-    return Progress(step=state["step"], samples_seen=state["samples_seen"], metrics=metrics)
-
-
-def tensors(net: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Everything that is saved as a tensor, by name: `model/NAME` and `optimizer/NAME/KEY`.
-
-    Learning rates and other numbers of the optimizer are functions of recipe and step, so they are not state.
-    """
-    names: dict[Tensor, str] = {parameter: name for name, parameter in net.named_parameters()}
-    state = {f"model/{name}": tensor for name, tensor in net.state_dict().items()}
-    for parameter, values in optimizer.state.items():
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                state[f"optimizer/{names[parameter]}/{key}"] = value
-    return state
-
-
-def load_tensors(path: Path, net: nn.Module, optimizer: Optimizer | None, group: ProcessGroup | None) -> None:
-    """Restore a model in place, and an optimizer where one is given. Raises CheckpointError where they do not fit."""
-    saved = saved_tensors(path)
-    wanted = {f"model/{name}": tensor for name, tensor in net.state_dict().items()}
-    _check_fit(path, wanted, saved)
-    parameters = dict(net.named_parameters())
-    state: dict[Tensor, dict[str, Tensor]] = {}
-    for key, meta in saved.items() if optimizer is not None else ():
-        if key.startswith("optimizer/"):
-            _, name, slot = key.split("/")
-            tensor = torch.empty(meta.size, dtype=meta.properties.dtype, device=parameters[name].device)
-            state.setdefault(parameters[name], {})[slot] = wanted[key] = tensor
-    try:
-        load(wanted, checkpoint_id=path, process_group=group)
-    except CheckpointException as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if optimizer is not None:
-        optimizer.state.update(state)
-
-
-def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
-    """Shapes and types of the tensors in a checkpoint."""
-    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
-    return {key: meta for key, meta in metadata.items() if isinstance(meta, TensorStorageMetadata)}
-
-
-def resolve_init(text: str) -> Path:
-    """The checkpoint that `init_from` names: a checkpoint folder, or the newest good one of a run's folder.
-
-    Raises CheckpointError where there is none.
-    """
-    path = Path(text).expanduser()
-    candidates = (
-        [path]
-        if (path / STATE).exists()
-        else [path / "checkpoints" / name for name in reversed(complete(path / "checkpoints"))]
-    )
-    for candidate in candidates:
-        try:
-            verify(candidate)
-        except BrokenError as error:
-            print(f"checkpoint.init_from: {candidate} is broken: {error}", flush=True)
-            continue
-        return candidate
-    raise CheckpointError(f"checkpoint.init_from: {text} is neither a checkpoint nor a run with one that is complete")
-
-
-def _check_fit(path: Path, wanted: Mapping[str, Tensor], saved: Mapping[str, TensorStorageMetadata]) -> None:
-    differences = []
-    for key in sorted({*wanted, *(key for key in saved if key.startswith("model/"))}):
-        name = key.removeprefix("model/")
-        if key not in saved:
-            differences.append(f"{name}: not in the checkpoint")
-        elif key not in wanted:
-            differences.append(f"{name}: not in the model")
-        elif tuple(saved[key].size) != tuple(wanted[key].shape):
-            differences.append(f"{name}: {tuple(saved[key].size)} in the checkpoint, {tuple(wanted[key].shape)} here")
-    if differences:
-        raise CheckpointError("\n  ".join([f"{path} is of another model:", *differences]))
+                (self.folder / name).rename(self.folder / f"{name}{_DELETED}")
+        oldest_step = step_of(names[-self._keep :][0])
+        for path in self.folder.glob("step-*"):
+            aside = _ASIDE.fullmatch(path.name)
+            if path.name.endswith(_DELETED) or (aside is not None and int(aside[1]) < oldest_step):
+                shutil.rmtree(path)

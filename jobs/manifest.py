@@ -1,76 +1,115 @@
-"""The list of a checkpoint's files, written last: with it a folder is complete, without it the folder is nothing."""
+"""The list of a checkpoint's files, written last: with it a folder is complete, without it the folder is nothing.
+
+    manifest.json    {"format": 2, "files": {NAME: {"size_bytes", "xxh3_128"}}, "metrics": {...} or null,
+                      "xxh3_128": hash of the rest}
+
+The metrics stand here since an evaluation may come after the save: one file is replaced, and that is atomic.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from jobs.durable import FileInfo, fsync, hash_file, unfinished_name, write_durably
+from jobs.storage import FILE, TENSORS
+
 MANIFEST = "manifest.json"
-_CHUNK_BYTES = 1 << 22
+STATE = "state.json"
+FORMAT = 2
+_OLD = "it is of format 1, with pickles in it; this version reads format 2 only"
 
 
 class BrokenError(RuntimeError):
     """A checkpoint is not what was written; says which file and both values."""
 
 
-def seal(folder: Path) -> int:
-    """Bring all files of a folder to the disk and write its manifest. Returns their total size in bytes."""
-    files = {path.name: _describe(path) for path in sorted(folder.iterdir())}
-    for name in files:
-        fsync(folder / name)
-    write_durably(folder / MANIFEST, json.dumps({"format": 1, "files": files}, indent=1) + "\n")
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a complete checkpoint consists of."""
+
+    files: Mapping[str, FileInfo]
+    metrics: Mapping[str, float] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(info.size_bytes for info in self.files.values())
+
+
+def seal(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of files that are on the disk already; the names are on the disk too when it returns."""
+    content = {
+        "format": FORMAT,
+        "files": {name: asdict(info) for name, info in sorted(manifest.files.items())},
+        "metrics": None if manifest.metrics is None else dict(manifest.metrics),
+    }
+    text = json.dumps({**content, "xxh3_128": _hash_of(content)}, indent=1, allow_nan=False)
+    write_durably(folder / MANIFEST, text + "\n")
     fsync(folder)
-    return sum(int(entry["size_bytes"]) for entry in files.values())
 
 
-def verify(folder: Path) -> None:
-    """Compare every file with the manifest: size, then hash. Raises BrokenError."""
-    for name, expected in _read(folder).items():
-        path = folder / name
-        if not path.is_file():
-            raise BrokenError(f"{name} is missing")
-        if path.stat().st_size != expected["size_bytes"]:
-            raise BrokenError(f"{name} has {path.stat().st_size} bytes instead of {expected['size_bytes']}")
-        found = _describe(path)["xxh3_128"]
-        if found != expected["xxh3_128"]:
-            raise BrokenError(f"{name} has the hash {found} instead of {expected['xxh3_128']}")
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Write a small file under another name, bring it to the disk, and give it its name."""
-    unnamed = path.with_name(f".{path.name}.tmp")
-    unnamed.write_text(text, encoding="utf-8")
-    fsync(unnamed)
-    unnamed.rename(path)
-
-
-def fsync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder. Raises BrokenError where there is none, or another than was written."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _read(folder: Path) -> dict[str, dict[str, Any]]:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files: dict[str, dict[str, Any]] = manifest["files"]
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if content["format"] == 1:
+            raise BrokenError(_OLD)
+        if content["format"] != FORMAT:
+            raise BrokenError(f"it is of format {content['format']}; this version reads format {FORMAT}")
+        expected = content.pop("xxh3_128")
+        files = {name: FileInfo(**info) for name, info in content["files"].items()}
+        metrics = content["metrics"]
     except FileNotFoundError:
         raise BrokenError(f"{MANIFEST} is missing") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenError(f"{MANIFEST} cannot be read: {error!r}") from error
-    return files
+    if _hash_of(content) != expected:
+        raise BrokenError(f"{MANIFEST} has the hash {_hash_of(content)} instead of {expected}")
+    return Manifest(files=files, metrics=metrics)
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return {"size_bytes": path.stat().st_size, "xxh3_128": digest.hexdigest()}
+def verify(folder: Path, *, part: int = 0, parts: int = 1) -> None:
+    """Compare every file with the manifest: names, sizes, then hashes. Raises BrokenError.
+
+    The hashes of one part of the files only, where several ranks share the work.
+    """
+    manifest = read_manifest(folder)
+    _check_names(folder, manifest)
+    for name, info in manifest.files.items():
+        size_bytes = (folder / name).stat().st_size
+        if size_bytes != info.size_bytes:
+            raise BrokenError(f"{name} has {size_bytes:,} bytes instead of {info.size_bytes:,}")
+    for name in sorted(manifest.files)[part::parts]:
+        try:
+            found = hash_file(folder / name)
+        except OSError as error:
+            raise BrokenError(f"{name} cannot be read: {error.strerror}") from error
+        if found != manifest.files[name].xxh3_128:
+            raise BrokenError(f"{name} has the hash {found} instead of {manifest.files[name].xxh3_128}")
+
+
+def _check_names(folder: Path, manifest: Manifest) -> None:
+    """Tensors and JSON are all that a checkpoint may hold: whatever else lies there, nobody shall ever load it."""
+    allowed = {TENSORS, STATE}
+    for name in manifest.files:
+        if name not in allowed and FILE.fullmatch(name) is None:
+            raise BrokenError(f"{MANIFEST} names {name!r}, which no checkpoint of ours has")
+    for path in sorted(folder.iterdir()):
+        if path.name not in {*manifest.files, MANIFEST, unfinished_name(folder / MANIFEST).name}:
+            raise BrokenError(f"{path.name} is not in {MANIFEST}")
+    for name in {*allowed, *manifest.files}:
+        if name not in manifest.files:
+            raise BrokenError(f"{name} is not in {MANIFEST}")
+        if not (folder / name).is_file():
+            raise BrokenError(f"{name} is missing")
+
+
+def _hash_of(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return str(xxhash.xxh3_128(text.encode()).hexdigest())

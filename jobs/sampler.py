@@ -15,6 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from jobs.batches import check_divides
+
 
 def derive_seed(purpose: str, *numbers: int) -> int:
     """A 63-bit seed for one purpose, independent of every other purpose and of neighbouring numbers."""
@@ -53,14 +55,9 @@ class Sampler:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        parts = self.world_size * self.accumulate
         if self.num_samples < 1:
             raise ValueError("data: there is no sample to train on")
-        if self.global_batch_size % parts:
-            raise ValueError(
-                f"data.global_batch_size: {self.global_batch_size} does not divide by {parts} "
-                f"(world size {self.world_size} x train.accumulate {self.accumulate})"
-            )
+        check_divides(self.global_batch_size, world_size=self.world_size, accumulate=self.accumulate)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -9,15 +9,14 @@ operation that would start threads. A process in which one of them has run canno
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
-import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch._dynamo  # the first DDP or optimizer would import it: 1.2 s, in every worker at every restart
 import torch.distributed as dist
@@ -25,12 +24,15 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from jobs import registry
-from jobs.checkpoint import Checkpoints, Progress, load_tensors, resolve_init
+from jobs.batches import Batches, divide, read_batches
+from jobs.checkpoint import Checkpoints, Choice
 from jobs.data.base import Data, Source
-from jobs.job import Job, place, read_job
+from jobs.folders import Progress, read_state, resolve_init
+from jobs.job import Job, place, read_job, run_id
 from jobs.loader import Loader
 from jobs.report import Reporter
 from jobs.sampler import Sampler, derive_seed
+from jobs.state import TrainingState, restore_model
 from jobs.stop import Stopped, StopRequest
 from jobs.tracking import Tracking
 from jobs.trainer import Calendar, Parts, Trainer
@@ -69,34 +71,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(job: Job, stop: StopRequest) -> int:
     """The order of a run."""
     world = World.from_env(os.environ)
-    use_threads()
     device = pick_device(job.device, world)
     source: Source = registry.build("dataset", job.data.name, job.data.options)
     with stop.at_once():
         meeting, store = Meeting.join(world, prefix=f"attempt-{job.attempt}")
         check_identity(meeting.gather("meet", lambda: job.identity), expected_size=job.world_size)
         run_dir = job.run_dir or RunDir(Path(meeting.decide("place the run", lambda: place_by_hand(job))))
+        checkpoints = make_checkpoints(job, run_dir)
+        meeting.gather("try the folder of the checkpoints", lambda: checkpoints.check_writable(world.rank))
         meeting.gather("prepare the data", lambda: source.prepare() if world.local_rank == 0 else None)
     group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
 
     data = source.load()
-    sampler = make_sampler(job, data, world)
-    calendar = make_calendar(job, sampler)
     net = make_model(job, device)
     optimizer = registry.build("optimizer", job.train.optimizer.name, job.train.optimizer.options, net.parameters())
-    checkpoints = make_checkpoints(job, run_dir)
-    resumed_from = meeting.decide("choose a checkpoint", checkpoints.choose)
-    if resumed_from is not None:
-        progress = checkpoints.load(resumed_from, net, optimizer, group)
+    state = TrainingState(net, optimizer)
+    choice = checkpoints.choose(meeting)
+    if choice.name is not None:
+        progress = checkpoints.load(choice.name, state, group)
+        before = read_batches(read_state(checkpoints.folder / choice.name))
     else:
-        progress = Progress()
+        progress, before = Progress(), None
         initialise(job, net, meeting, group)
+    batches = divide(job.data.global_batch_size, world_size=world.size, wanted=job.train.accumulate, before=before)
+    checkpoints.record["batches"] = batches.to_record()
+    sampler = make_sampler(job, data, world, batches)
+    calendar = make_calendar(job, sampler)
     parts = Parts(
         world=world,
         device=device,
-        net=net,
+        state=state,
         wrapped=wrap(job, net, device),
-        optimizer=optimizer,
         factor=make_schedule(job, calendar),
         sampler=sampler,
         loader=Loader(data.train, sampler, samples_seen=progress.samples_seen, loader_workers=job.data.loader_workers),
@@ -108,10 +113,10 @@ def train(job: Job, stop: StopRequest) -> int:
         bf16=job.train.precision == "bf16",
         calendar=calendar,
     )
-    trainer = Trainer(parts, progress, saved=resumed_from is not None)
+    trainer = Trainer(parts, progress, saved=choice.name is not None)
     already_complete = trainer.finished
     stopped = trainer.meet()
-    say_start(job, parts, trainer, resumed_from)
+    say_start(job, parts, trainer, choice, batches.changes(before))
     tracking = Tracking.start(job, run_dir) if world.rank == 0 and not already_complete else None
     gc.collect()
     gc.freeze()  # what is here now stays: no collection has to look at it again
@@ -128,28 +133,18 @@ def train(job: Job, stop: StopRequest) -> int:
     return 0 if finished else STOPPED
 
 
-def use_threads() -> None:
-    """As many threads as OMP_NUM_THREADS says: torch was imported before it was set. And generators of our own:
-    processes that were forked from one all have its state."""
-    if "OMP_NUM_THREADS" in os.environ:
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    random.seed()
-    np.random.seed()
-    torch.seed()
-
-
 def place_by_hand(job: Job) -> str:
     """The run directory of a job that was started by hand."""
     return place(job.recipe.name, attempt=job.attempt, root=Path("runs"))
 
 
-def make_sampler(job: Job, data: Data, world: World) -> Sampler:
+def make_sampler(job: Job, data: Data, world: World, batches: Batches) -> Sampler:
     """The order of the samples, for this rank."""
     return Sampler(
         num_samples=len(data.train),
         global_batch_size=job.data.global_batch_size,
         seed=job.train.seed,
-        accumulate=job.train.accumulate,
+        accumulate=batches.accumulate,
         rank=world.rank,
         world_size=world.size,
     )
@@ -195,7 +190,12 @@ def make_checkpoints(job: Job, run_dir: RunDir) -> Checkpoints:
     recipe = job.recipe.model_dump(mode="json", by_alias=True, include={"name", "model", "data", "train"})
     section = job.recipe.checkpoint
     return Checkpoints(
-        run_dir.checkpoints, attempt=job.attempt, keep=section.keep, best=section.best, record={"recipe": recipe}
+        run_dir.checkpoints,
+        run_id=run_id(run_dir, os.environ),
+        attempt=job.attempt,
+        keep=section.keep,
+        best=section.best,
+        record={"recipe": recipe},
     )
 
 
@@ -204,25 +204,34 @@ def initialise(job: Job, net: nn.Module, meeting: Meeting, group: dist.ProcessGr
     init_from = job.recipe.checkpoint.init_from
     if init_from is not None:
         path = Path(meeting.decide("find the weights to start from", lambda: str(resolve_init(init_from))))
-        load_tensors(path, net, None, group)
+        restore_model(net, path, group)
 
 
-def say_start(job: Job, parts: Parts, trainer: Trainer, resumed_from: str | None) -> None:
-    """Where the training starts, for people and for programs."""
+def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes: str) -> None:
+    """Where the training starts and why there, for people and for programs."""
     step, calendar, report = trainer.progress.step, parts.calendar, parts.report
+    init_from = job.recipe.checkpoint.init_from
     report.event(
         "training_started",
         step=step,
-        resumed_from=resumed_from,
+        resumed_from=choice.name,
+        rejected=[dataclasses.asdict(other) for other in choice.rejected],
+        init_from=init_from if choice.name is None else None,
         total_steps=calendar.total_steps,
         steps_per_epoch=calendar.steps_per_epoch,
+        world_size=parts.world.size,
+        accumulate=parts.sampler.accumulate,
     )
+    if choice.name or choice.rejected:
+        report.say(choice.sentence())
+    if init_from and choice.name:
+        report.say(f"checkpoint.init_from ({init_from}) is not read: the run goes on from a checkpoint of its own")
+    if changes:
+        report.say(changes)
     if trainer.finished:
-        report.say(f"already complete: {step}/{calendar.total_steps} steps in {resumed_from}")
+        report.say(f"already complete: {step}/{calendar.total_steps} steps in {choice.name}")
         return
-    start = f"resuming from {resumed_from}" if resumed_from else "starting"
-    if job.recipe.checkpoint.init_from and not resumed_from:
-        start += f" with the weights of {job.recipe.checkpoint.init_from}"
+    start = "resuming" if choice.name else f"starting with the weights of {init_from}" if init_from else "starting"
     ranks = "1 rank" if parts.world.size == 1 else f"{parts.world.size} ranks"
     report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {ranks}")
 

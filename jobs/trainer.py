@@ -16,13 +16,15 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from jobs.agreement import Agreement
-from jobs.checkpoint import Checkpoints, Progress
+from jobs.checkpoint import Checkpoints
 from jobs.data.base import Samples
 from jobs.evaluation import evaluate
+from jobs.folders import Progress
 from jobs.loader import Loader
 from jobs.objective import loss_sum
 from jobs.report import Rate, Reporter, progress_line
 from jobs.sampler import Sampler, Share, derive_seed
+from jobs.state import TrainingState
 from jobs.stop import StopRequest
 from jobs.world import World
 
@@ -57,11 +59,10 @@ class Parts:
 
     world: World
     device: torch.device
-    net: nn.Module
-    """The network itself: its names are those of a checkpoint."""
+    state: TrainingState
+    """The network itself and its optimizer: their names are those of a checkpoint."""
     wrapped: nn.Module
     """The same, as the strategy wraps it: its forward and backward involve the other ranks."""
-    optimizer: Optimizer
     factor: Callable[[int], float]
     """Step -> factor of the learning rate."""
     sampler: Sampler
@@ -74,6 +75,16 @@ class Parts:
     stop: StopRequest
     bf16: bool
     calendar: Calendar
+
+    @property
+    def net(self) -> nn.Module:
+        """The network itself."""
+        return self.state.net
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Of its parameters."""
+        return self.state.optimizer
 
 
 class Trainer:
@@ -110,6 +121,16 @@ class Trainer:
         Raises FloatingPointError, on all ranks at the same step, where the loss or the weights are not finite.
         """
         begin = time.perf_counter()
+        try:
+            self._train(stop=stop)
+        except Exception as error:
+            # The step it was in: who reads the error file wants to know whether the next attempt fails there again.
+            error.launch_step = self.progress.step  # type: ignore[attr-defined]
+            raise
+        self.times.train_s = time.perf_counter() - begin - self.times.eval_s - self.times.save_s
+        return self.finished
+
+    def _train(self, *, stop: bool) -> None:
         if not self.finished:
             self._rehearse()
         self._rate.lap()
@@ -118,8 +139,6 @@ class Trainer:
         if not self.finished or stop:
             self._settle()
             self._save()
-        self.times.train_s = time.perf_counter() - begin - self.times.eval_s - self.times.save_s
-        return self.finished
 
     def _rehearse(self) -> None:
         """One forward and backward whose result is thrown away.
@@ -251,7 +270,7 @@ class Trainer:
         parts = self._parts
         assert parts.evaluation is not None
         parts.report.flush()
-        with self._timed("eval_s"):
+        with self._timed("eval_s") as timer:
             metrics = evaluate(
                 parts.net,
                 parts.evaluation,
@@ -265,6 +284,7 @@ class Trainer:
         was_saved = self._saved
         self.progress = dataclasses.replace(self.progress, metrics=metrics)
         parts.report.metrics(self.progress.step, metrics)
+        parts.report.event("evaluated", step=self.progress.step, time_s=round(timer(), 4))
         parts.report.say(f"eval at step {self.progress.step}: " + "  ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
         if was_saved and parts.world.rank == 0:
             parts.checkpoints.add_metrics(self.progress)
@@ -278,7 +298,7 @@ class Trainer:
         self._check_weights()
         parts.report.flush()
         with self._timed("save_s") as timer:
-            saved = parts.checkpoints.save(parts.net, parts.optimizer, self.progress, parts.group)
+            saved = parts.checkpoints.save(parts.state, self.progress, parts.group)
         self._saved = True
         parts.report.event(
             "checkpoint_saved",

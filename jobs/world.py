@@ -57,7 +57,8 @@ class Meeting:
     """Agreement over the store. Waits long, and says for whom; what fails on one rank is raised on all."""
 
     def __init__(self, store: Store, world: World, *, timeout_s: float = LONG_S) -> None:
-        self._store, self._world, self._timeout_s = store, world, timeout_s
+        self.world = world
+        self._store, self._timeout_s = store, timeout_s
 
     @classmethod
     def join(cls, world: World, *, prefix: str) -> tuple[Meeting, Store]:
@@ -71,9 +72,9 @@ class Meeting:
     def gather(self, what: str, function: Callable[[], T]) -> list[T]:
         """Call the function on every rank and return all results (JSON values), in the order of the ranks."""
         own = self._outcome(function)
-        self._store.set(f"{what}/{self._world.rank}", json.dumps(own))
-        if self._world.rank == 0:
-            keys = [f"{what}/{rank}" for rank in range(self._world.size)]
+        self._store.set(f"{what}/{self.world.rank}", json.dumps(own))
+        if self.world.rank == 0:
+            keys = [f"{what}/{rank}" for rank in range(self.world.size)]
             self._wait(what, keys)
             self._store.set(what, json.dumps([json.loads(value) for value in self._store.multi_get(keys)]))
         self._wait(what, [what])
@@ -81,7 +82,7 @@ class Meeting:
 
     def decide(self, what: str, choose: Callable[[], T]) -> T:
         """Call the function on rank 0 and return its result (a JSON value) on every rank."""
-        if self._world.rank == 0:
+        if self.world.rank == 0:
             self._store.set(what, json.dumps(self._outcome(choose)))
         self._wait(what, [what])
         decision: T = self._value(what, 0, json.loads(self._store.get(what)))
@@ -97,7 +98,7 @@ class Meeting:
     def _value(self, what: str, rank: int, outcome: dict[str, Any]) -> Any:
         if "error" not in outcome:
             return outcome["value"]
-        if rank == self._world.rank:
+        if rank == self.world.rank:
             raise self._error
         raise PeerError(f"rank {rank} could not {what}: {outcome['error']}")
 

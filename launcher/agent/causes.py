@@ -42,7 +42,7 @@ _CLASSES = (
     ),
     _Class(
         Cause.DISK,
-        frozenset(),
+        frozenset({"SaveError"}),  # jobs.checkpoint.SaveError: a checkpoint could not be written
         re.compile(
             r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
         ),

@@ -30,7 +30,9 @@ def become_worker(order: dict[str, Any]) -> int:
     for module in order["load"]:
         runpy.run_path(module)
     from jobs.train import main
+    from launcher.agent.zygote import _unshare_random_state
 
+    _unshare_random_state()
     return main(order["argv"])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import Start, tiny
 
-from jobs.checkpoint import complete
+from jobs.folders import complete
 from launcher.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.process
@@ -37,7 +37,7 @@ def test_killed_and_resumed_ends_with_the_same_weights(start: Start, tmp_path: P
         broken.wait()
     last = start(tmp_path / "broken", recipe, ranks=world, attempt=3)
     assert set(last.wait()) == {0}, last.log()
-    assert "resuming from step-" in last.log()
+    assert "resumes from step-" in last.log()
     assert last.weights == whole.weights
     assert steps_of(last.metrics) == steps_of(whole.metrics)
     losses = [[record["train/loss"] for record in read_metrics(ranks.metrics)] for ranks in (whole, last)]

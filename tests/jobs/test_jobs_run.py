@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import Start, free_port, tiny
 
-from jobs.checkpoint import complete
+from jobs.folders import complete
 from launcher.runs.events import read_events
 from launcher.runs.metrics import read_metrics
 
@@ -66,16 +66,15 @@ def slow(name: str = "slow", **sections: Any) -> dict[str, Any]:
 def weights_of(start: Start, run_dir: Path, recipe: dict[str, Any], ranks: int) -> dict[str, Any]:
     """The weights at the end of a run."""
     import torch
-    from torch.distributed.checkpoint.state_dict_loader import load
 
-    from jobs.checkpoint import saved_tensors
+    from jobs.state import open_tensors, read_tensors
 
     group = start(run_dir, recipe, ranks=ranks)
     assert set(group.wait()) == {0}, group.log()
     path = run_dir / "checkpoints" / complete(run_dir / "checkpoints")[-1]
-    saved = saved_tensors(path)
-    state = {key: torch.empty(meta.size) for key, meta in saved.items() if key.startswith("model/")}
-    load(state, checkpoint_id=path, no_dist=True)
+    reader = open_tensors(path)
+    state = {key: torch.empty(meta.size) for key, meta in reader.tensors.items() if key.startswith("model/")}
+    read_tensors(reader, path, state, None)
     return state
 
 

@@ -1,0 +1,158 @@
+"""One file of tensors in the layout of safetensors: a header in JSON, then raw little-endian data. No code in it.
+
+    8 bytes    length of the header
+    header     {"NAME": {"dtype": "F32", "shape": [3, 4], "data_offsets": [begin, end]}, ...}, padded with spaces
+    data       the tensors, one after the other
+
+The package `safetensors` reads it. A type that the layout does not have is written as bytes ("U8"): what it is stands
+in the checkpoint's own list (`jobs.storage`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from jobs.durable import FileInfo, hashed_file
+
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000
+
+
+class TensorFileError(ValueError):
+    """A file is not what its list says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A tensor that is to be written."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    value: Callable[[], Tensor]
+    """Gives it when its turn has come: it may have to come from a GPU."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its data."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def describe(self, begin: int) -> dict[str, Any]:
+        """Its part of the header."""
+        end = begin + self.size_bytes
+        dtype, shape = stored_as(self.dtype, self.shape)
+        return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def stored_as(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Type and shape as they stand in the header."""
+    name = _TYPES.get(dtype)
+    return ("U8", (math.prod(shape) * dtype.itemsize,)) if name is None else (name, shape)
+
+
+def write_tensors(path: Path, entries: Iterable[Entry]) -> FileInfo:
+    """Write a new file; when it returns the file is on the disk. Raises OSError."""
+    ordered = sorted(entries, key=lambda entry: -entry.dtype.itemsize)  # so that each begins where its type may begin
+    header, begin = {}, 0
+    for entry in ordered:
+        header[entry.name] = entry.describe(begin)
+        begin += entry.size_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    with hashed_file(path) as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
+        file.write(text)
+        for entry in ordered:
+            tensor = entry.value().detach().to("cpu", entry.dtype).contiguous()
+            assert tuple(tensor.shape) == entry.shape, (entry.name, tensor.shape, entry.shape)
+            file.write(as_bytes(tensor))
+    return file.info
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    memory: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(memory)
+
+
+class TensorFile:
+    """A file of tensors, opened for reading. Raises TensorFileError for whatever is wrong in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] = path.open("rb", buffering=0)
+        try:
+            self._size_bytes = path.stat().st_size
+            self._header, self._data_begin = self._read_header()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def begin_of(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+        """Where the data of a tensor begins in the file, which must be of this type and shape."""
+        if name not in self._header:
+            raise TensorFileError(f"{self._path.name}: {name} is missing")
+        stored, stored_shape = stored_as(dtype, shape)
+        size_bytes = math.prod(shape) * dtype.itemsize
+        found = self._header[name]
+        match found:
+            case {"dtype": str(there), "shape": [*there_shape], "data_offsets": [int(begin), int(end)]} if (
+                there,
+                tuple(there_shape),
+            ) == (stored, stored_shape) and 0 <= begin == end - size_bytes:
+                return self._data_begin + begin
+        raise TensorFileError(f"{self._path.name}: {name} is {found}, not {dtype} {list(shape)}")
+
+    def read_into(self, tensor: Tensor, begin: int) -> None:
+        """Fill a contiguous tensor on the CPU."""
+        view = as_bytes(tensor)
+        self._file.seek(min(begin, self._size_bytes))
+        while view:
+            count = self._file.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise TensorFileError(f"{self._path.name} ends too early")
+            view = view[count:]
+
+    def _read_header(self) -> tuple[dict[str, Any], int]:
+        length = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
+        if length > min(_MAX_HEADER_BYTES, self._size_bytes - _LENGTH_BYTES):
+            raise TensorFileError(f"{self._path.name} says that its header has {length:,} bytes")
+        try:
+            header = json.loads(self._file.read(length))
+        except ValueError as error:
+            raise TensorFileError(f"{self._path.name} has a header that is no JSON: {error}") from error
+        if not isinstance(header, dict):
+            raise TensorFileError(f"{self._path.name} has a header that is no object")
+        return header, _LENGTH_BYTES + length
