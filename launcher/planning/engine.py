@@ -55,21 +55,21 @@ def choose_engine(facts: Facts, *, script: bool, remarks: Remarks, refusals: lis
     if supported and forced != "torchrun":
         return Engine(name="agent")
     why = f"{FORCE}=torchrun" if supported else f"torch {torch} in {of_workers(facts).python}"
-    knows = "" if supported else f": the agent knows {supported_torch()}"
+    knows = "" if supported else f": the agent knows {supported_torch('and')}"
     return Engine(name="torchrun", reason=f"{why}{knows}; it supervises torchrun instead, without fast restart")
 
 
-def supported_torch() -> str:
-    """`2.13 and 2.14`."""
+def supported_torch(word: str) -> str:
+    """`2.13 or 2.14`, with that word."""
     minors = range(TORCH_FROM[1], TORCH_BELOW[1])
-    return " and ".join(f"{TORCH_FROM[0]}.{minor}" for minor in minors)
+    return f" {word} ".join(f"{TORCH_FROM[0]}.{minor}" for minor in minors)
 
 
 def _refusals(facts: Facts, *, script: bool) -> list[Finding]:
     """Why these workers cannot start. Our own interpreter without torch only matters where a run is started."""
     own, here = facts.interpreter is None, of_workers(facts)
     torch = here.torch_version
-    needs = f"workers need torch {_text(OLDEST_TORCH)} or newer, {supported_torch()} for fast restarts"
+    needs = f"workers need torch {_text(OLDEST_TORCH)} or newer, {supported_torch('or')} for fast restarts"
     install = f"{here.python} -m pip install torch"
     if facts.interpreter is not None and facts.interpreter.fault:
         return [Finding("python", f"python: {here.python} cannot be run: {facts.interpreter.fault}")]
@@ -83,7 +83,9 @@ def _refusals(facts: Facts, *, script: bool) -> list[Finding]:
     if torch is not None and _release(torch) < OLDEST_TORCH:
         found.append(Finding("python", f"python: {here.python} has torch {torch}; {needs}", f"{install} --upgrade"))
     elif torch is not None and not script and not TORCH_FROM <= _release(torch) < TORCH_BELOW:
-        message = f"python: {here.python} has torch {torch}; the built-in training program needs {supported_torch()}"
+        message = (
+            f"python: {here.python} has torch {torch}; the built-in training program needs {supported_torch('or')}"
+        )
         found.append(Finding("python", message, "pip install -c constraints.txt '.[train]'"))
     return found
 

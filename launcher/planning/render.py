@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.planning.codeplan import code_text
+from launcher.planning.program import JOB_MODULE
 from launcher.planning.worker_env import worker_env
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 MANY_NODES = 8
 """Beyond this many, the first two and the last stand for all."""
+
+_ADAPTED = {"lightning": "Lightning", "hf": "the Hugging Face Trainer"}
 
 _GROUPS = ("recipe and command line", "your environment", "presets and auto", "defaults")
 
@@ -29,6 +32,7 @@ def render_plan(plan: Plan, facts: Facts | None = None, *, verbose: bool = False
         _titled("Values" if verbose else "Values that are set or chosen (-v: all)", _values(plan, verbose=verbose)),
         _titled("Environment of the workers", _environment(plan, verbose=verbose)),
         _titled("Limits", _limits(plan)),
+        _titled("Before, on each node, by `bash -euo pipefail`", _setup(plan)),
         _titled("Agent", [shlex.join(plan.agent_argv)]),
         _titled("The same by hand, one line per node", _some(plan.torchrun)),
         _titled("Notes", [f"- {note}" for note in plan.notes]),
@@ -66,13 +70,19 @@ def _summary(plan: Plan, facts: Facts | None) -> list[str]:
     if facts is not None:
         torch = "no torch" if facts.torch_version is None else f"torch {facts.torch_version}"
         machine = f"{facts.hostname}: {_count(facts.num_cpus, 'CPU')}, {_count(len(facts.gpus), 'GPU')}"
-        rows.insert(-4, ("machine", f"{machine}, Python {facts.python_version}, {torch}"))
+        python = "" if facts.interpreter is not None else f", Python {facts.python_version}, {torch}"
+        rows.insert(-4, ("machine", f"{machine}{python}"))
+        if (found := facts.interpreter) is not None:
+            rows.insert(-4, ("python", f"{found.path}: Python {found.version}, torch {found.torch_version}"))
     return [f"{name:<9}{value}" for name, value in rows]
 
 
 def _program(plan: Plan) -> str:
     worker = plan.worker
-    program = f"{worker.module}" if worker.module is not None else shlex.join([str(worker.script), *worker.argv])
+    words = [str(worker.script)] if worker.module is None else ["-m", worker.module]
+    program = JOB_MODULE if worker.kind == "job" else shlex.join([*words, *worker.argv])
+    if plan.engine == "torchrun":
+        return f"{program}, by torchrun, each worker in a fresh interpreter"
     if worker.preload is None:
         return f"{program}, each worker in a fresh interpreter"
     return f"{program}, forked from a process that has imported {', '.join(('torch', *worker.preload))}"
@@ -117,6 +127,8 @@ def _environment(plan: Plan, *, verbose: bool) -> list[str]:
         lines += [title, *rows] if rows else []
     if plan.env_unset:
         lines += ["taken out", *(f"  {name}" for name in plan.env_unset)]
+    if plan.secrets:
+        lines += ["secret, from your environment", *(f"  {name}" for name in plan.secrets)]
     own = _own_names(plan)
     short = [f"RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT LAUNCH_RUN_DIR and {len(own) - 6} more (-v: all)"]
     return [
@@ -142,11 +154,10 @@ def _group(variable: EnvVar) -> int:
 
 def _limits(plan: Plan) -> list[str]:
     limits = plan.limits
-    after = "of the whole group, from the last checkpoint" if plan.resumable else "a failure ends the run"
     port = "a free one for each attempt" if plan.master_port is None else f"{plan.master_port}, fixed"
     return _table(
         [
-            ["restarts", str(limits.max_restarts), after],
+            ["restarts", str(limits.max_restarts), _after_failure(plan)],
             ["stop", _seconds(limits.grace_s), "to save and leave, then killed"],
             ["collective", _seconds(limits.network_timeout_s), "before a rank counts as stuck"],
             ["joining", _seconds(limits.join_timeout_s), "for all nodes to come together"],
@@ -154,6 +165,26 @@ def _limits(plan: Plan) -> list[str]:
             ["port", port],
         ]
     )
+
+
+def _after_failure(plan: Plan) -> str:
+    """What a restart goes on from, or why there is none."""
+    worker = plan.worker
+    if not plan.resumable:
+        return "a failure ends the run: there is no `resume:`"
+    if plan.limits.max_restarts == 0:
+        return "a failure ends the run"
+    if worker.kind == "job":
+        return "of the whole group, from the last checkpoint"
+    if worker.resume_newest is not None:
+        return f"of the whole group, with {shlex.join(worker.resume_argv)} where {worker.resume_newest} finds one"
+    if worker.adapter is not None:
+        return f"of the whole group, from the newest checkpoint that {_ADAPTED[worker.adapter]} has saved"
+    return "of the whole group; the script finds its own checkpoint"
+
+
+def _setup(plan: Plan) -> list[str]:
+    return [line for text in plan.setup for line in text.splitlines()]
 
 
 def _some(lines: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pytest_regressions.file_regression import FileRegressionFixture
 
-from launcher.errors import RecipeError
+from launcher.errors import LaunchError
 from launcher.planning.facts import Facts, facts_from_json
 from launcher.planning.make import make_plan
 from launcher.planning.plan import Plan
@@ -36,7 +36,7 @@ def load_case(case: Path, options: dict[str, Any]) -> LoadedRecipe:
         loaded = script_recipe(Path(options["script"]), options["args"], overrides, flags=flags)
     else:
         loaded = load_recipe(Path("recipe.yaml"), overrides, flags=flags)
-    paths = {name: getattr(loaded.recipe, name) for name in ("script", "workdir", "runs_dir")}
+    paths = {name: getattr(loaded.recipe, name) for name in ("script", "workdir", "runs_dir", "python")}
     moved = {name: _moved(case, path) for name, path in paths.items() if path is not None}
     return dataclasses.replace(
         loaded,
@@ -81,7 +81,7 @@ def test_dry_run_is_as_recorded(
 def test_problems_are_as_recorded(
     case: Path, file_regression: FileRegressionFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(LaunchError) as caught:
         plan_case(case, monkeypatch)
     file_regression.check(f"{caught.value}\n", fullpath=case / "problems.txt")
 
