@@ -1,0 +1,104 @@
+"""Where every rank is: asked by a person, or by the head agent when a collective has timed out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from launched import Launch, Recipe
+
+from launcher.runs.spy import Target, take_stacks
+
+pytestmark = pytest.mark.process
+
+SPINS = """
+import toy
+dist = toy.join()
+def spin():
+    toy.mark("there")
+    while True:
+        pass
+if toy.RANK == 1:
+    spin()
+toy.mark("there")
+dist.barrier()
+"""
+TIMEOUT_S = 4
+SLEEPS = f"""
+import datetime, time, toy, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds={TIMEOUT_S}))
+dist.barrier()
+def sleep_for_ever():
+    time.sleep(3600)
+if toy.RANK == 1:
+    sleep_for_ever()
+toy.mark("waits")
+dist.all_reduce(torch.ones(1))
+"""
+Command = Callable[..., CompletedProcess[str]]
+
+
+def names(stack: dict[str, Any]) -> list[str]:
+    """The calls of the main thread, the innermost first."""
+    (main,) = [thread for thread in stack["threads"] if thread["main"]]
+    return [frame["function"] for frame in main["frames"]]
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_stacks_of_a_rank_that_spins_and_of_one_that_waits_in_a_collective(
+    launch: Launch, recipe: Recipe, command: Command, monkeypatch: pytest.MonkeyPatch, preload: bool
+) -> None:
+    run = launch(recipe(SPINS, nodes=2, nproc=1, preload=preload))
+    run.wait_for_marks("there", ranks=2)
+    run.until(lambda: "barrier" in names(json.loads(command("stacks", run.run_id, "--json").stdout)["ranks"][0]))
+
+    shown = command("stacks", run.run_id)
+    assert shown.returncode == 0, shown.stderr
+    assert "rank 0  barrier at " in shown.stdout
+    assert "in spin" in shown.stdout
+
+    # The other way, for where py-spy is not allowed: each writes its own into its log.
+    monkeypatch.setattr("launcher.runs.spy.find_pyspy", lambda: None)
+    host = run.happened("agent_started")[0]["host"]
+    started = run.happened("worker_started")
+    targets = [
+        Target(
+            rank=e["rank"],
+            node=e["node"],
+            pid=e["pid"],
+            host=host,
+            log=run.run.log(attempt=1, node=e["node"], rank=e["rank"]),
+        )
+        for e in sorted(started, key=lambda event: int(event["rank"]))
+    ]
+    waits, spins = take_stacks(targets, run_id=run.run_id, hostname=host)
+    assert waits.main is not None
+    assert spins.main is not None
+    assert "barrier" in [frame.function for frame in waits.main.frames]
+    assert spins.main.frames[0].function == "spin"
+    assert take_stacks(targets[:1], run_id="another-run", hostname=host)[0].trouble
+
+    assert command("cancel", run.run_id).returncode == 0
+    assert run.wait() == 143, run.text
+    refused = command("stacks", run.run_id)
+    assert refused.returncode == 3
+    assert "no worker runs" in refused.stderr
+
+
+def test_a_collective_that_times_out_leaves_the_stacks_of_all_ranks(launch: Launch, recipe: Recipe) -> None:
+    """F072: rank 1 sleeps for ever."""
+    run = launch(recipe(SLEEPS, nodes=2, nproc=1))
+    run.wait_for_marks("waits", ranks=1)
+    waits_s = time.monotonic()
+    assert run.wait() == 1, run.text
+    assert time.monotonic() - waits_s < TIMEOUT_S + 10
+    assert "in all_reduce" in run.log(0)
+    assert "in sleep_for_ever" in run.log(1, node=1)
+    assert run.result["cause"] == "hang"
+    assert run.result["first_failure"]["rank"] == 0
+    assert "waited in vain" in run.text
+    assert "sleep_for_ever" not in run.text, "stacks of all ranks would bury what a person wants to see"
