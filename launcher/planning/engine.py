@@ -51,12 +51,17 @@ def choose_engine(facts: Facts, *, script: bool, remarks: Remarks, refusals: lis
         remarks.problems.append(Finding(FORCE, f"{FORCE}={forced} is no engine", f"one of {', '.join(ENGINES)}"))
     refusals += _refusals(facts, script=script)
     torch = of_workers(facts).torch_version
-    supported = torch is None or TORCH_FROM <= _release(torch) < TORCH_BELOW
+    supported = torch is None or supports(torch)
     if supported and forced != "torchrun":
         return Engine(name="agent")
     why = f"{FORCE}=torchrun" if supported else f"torch {torch} in {of_workers(facts).python}"
     knows = "" if supported else f": the agent knows {supported_torch('and')}"
     return Engine(name="torchrun", reason=f"{why}{knows}; it supervises torchrun instead, without fast restart")
+
+
+def supports(torch: str) -> bool:
+    """Whether the agent knows this version of torch."""
+    return TORCH_FROM <= _release(torch) < TORCH_BELOW
 
 
 def supported_torch(word: str) -> str:
@@ -82,7 +87,7 @@ def _refusals(facts: Facts, *, script: bool) -> list[Finding]:
         found.append(Finding("python", message, install))
     if torch is not None and _release(torch) < OLDEST_TORCH:
         found.append(Finding("python", f"python: {here.python} has torch {torch}; {needs}", f"{install} --upgrade"))
-    elif torch is not None and not script and not TORCH_FROM <= _release(torch) < TORCH_BELOW:
+    elif torch is not None and not script and not supports(torch):
         message = (
             f"python: {here.python} has torch {torch}; the built-in training program needs {supported_torch('or')}"
         )

@@ -1,0 +1,43 @@
+"""`launch doctor`: this machine, with a fix for each finding."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--runs-dir", metavar="DIR", help="Where runs would be made. [env: LAUNCH_RUNS; default: ./runs]")
+def doctor(as_json: bool, runs_dir: str | None) -> int:
+    """This machine: what is missing, with a fix each. Exit code 1: there is a PROBLEM; notes do not count."""
+    import os
+    import sys
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from launcher.errors import ExitCode
+    from launcher.planning.doctor import Level, diagnose
+    from launcher.planning.facts import gather_facts, package_version
+    from launcher.planning.machine import probe_machine
+    from launcher.runs.spy import find_pyspy
+
+    root = Path(runs_dir or os.environ.get("LAUNCH_RUNS") or "runs").expanduser()
+    wandb = package_version("wandb", sys.path)
+    found = diagnose(probe_machine(gather_facts(), root, pyspy=find_pyspy(), wandb_version=wandb))
+    counts = {level: sum(each.level is level for each in found) for level in Level}
+    if as_json:
+        print(json.dumps({"findings": [asdict(each) for each in found], "problems": counts[Level.PROBLEM]}))
+    else:
+        width = max(len(each.what) for each in found)
+        for each in found:
+            print(f"{each.level:<7}  {each.what:<{width}}  {each.message}")
+            if each.fix:
+                print(f"{'':<7}  {'':<{width}}  fix: {each.fix}")
+        print(f"\n{_count(counts[Level.PROBLEM], 'problem')}, {_count(counts[Level.NOTE], 'note')}")
+    return ExitCode.FINDING if counts[Level.PROBLEM] else ExitCode.DONE
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,27 @@
+"""Whether there is a key for Weights & Biases, and where; the key itself goes nowhere. Standard library only."""
+
+from __future__ import annotations
+
+import netrc
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+CLOUD = "https://api.wandb.ai"
+
+
+def server(env: Mapping[str, str]) -> str:
+    """The server that W&B talks to."""
+    return env.get("WANDB_BASE_URL") or CLOUD
+
+
+def key_source(env: Mapping[str, str]) -> str:
+    """`WANDB_API_KEY`, or the file that `wandb login` has written. Empty without a key."""
+    if env.get("WANDB_API_KEY"):
+        return "WANDB_API_KEY"
+    path = Path(env.get("NETRC") or Path.home() / ".netrc")
+    try:
+        known = netrc.netrc(path).authenticators(urlsplit(server(env)).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return ""
+    return str(path) if known else ""
