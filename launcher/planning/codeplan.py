@@ -73,7 +73,7 @@ def code_text(code: CodePlan) -> str:
     files = f"{code.files:,} file" + ("" if code.files == 1 else "s")
     if code.snapshot:
         return f"a copy of {code.root}: {files}, {_size(code.size_bytes)}; the same for every attempt"
-    return f"{code.root}, not copied ({code.reason}); {files} watched: a change stops the next `launch resume`"
+    return f"in {code.root}, not copied: {code.reason}. A change of its {files} stops a resume"
 
 
 def _absolute(base: str, path: str) -> str:

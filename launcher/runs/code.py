@@ -51,7 +51,7 @@ def choose_code(run: RunDir, source: CodeSource | None, choice: str | None) -> C
         return CodeChoice(code=now, word=CURRENT, is_new=True)
     if source is None or not old.snapshot:
         return _of_live_tree(run, old, source, choice)
-    if choice != CURRENT and (spoiled := copy_changes(run, old)):
+    if (spoiled := copy_changes(run, old)) and choice != CURRENT:
         message = f"the copy of its code, {run.code}, was changed: {', '.join(spoiled.lines())}"
         raise Refused([Problem(where=run.run_id, message=message, hint="--code current takes the files as they are")])
     if choice == SAME:
@@ -61,7 +61,7 @@ def choose_code(run: RunDir, source: CodeSource | None, choice: str | None) -> C
         return CodeChoice(code=dataclasses.replace(old, root=source.root), word=SAME, is_new=False)
     now = gather_code(source)
     changes = code_changes(old, now) if now.snapshot else CodeChanges()
-    if now.snapshot and not changes:
+    if now.snapshot and not changes and not spoiled:
         return CodeChoice(code=dataclasses.replace(old, root=source.root), word=UNCHANGED, is_new=False)
     if choice == CURRENT:
         return CodeChoice(code=now, word=CURRENT, is_new=True)
