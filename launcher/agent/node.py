@@ -17,6 +17,7 @@ from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, F
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
 from launcher.agent.office import HeadOffice
+from launcher.agent.torchrun import TorchrunWorkers
 from launcher.agent.workers import Attempt, Workers
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
@@ -47,7 +48,8 @@ class NodeAgent:
         self._orders: deque[dict[str, Any]] = deque()
         self._head: channel.Connection | None = None
         self._office: HeadOffice | None = None
-        self._workers = Workers(plan, run, node=node, loop=self._loop, events=self._events, zygote_end=zygote_end)
+        workers = TorchrunWorkers if plan.engine == "torchrun" else Workers
+        self._workers = workers(plan, run, node=node, loop=self._loop, events=self._events, zygote_end=zygote_end)
         self._workers.on_failure = self._report_failure
         self._workers.on_done = self._report_done
         self._loop.on_signals(_REASONS, self._on_signal)

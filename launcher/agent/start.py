@@ -34,6 +34,10 @@ def main() -> NoReturn:
         from launcher.agent import zygote
 
         zygote.main(int(sys.argv[2]), sys.argv[3:])
+    if sys.argv[1:2] == ["--relay"]:
+        from launcher.agent import torchrun
+
+        torchrun.relay()
     from launcher.agent import __main__ as agents
 
     agents.main()

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 
-_KILLED = 9  # as a wait status
+KILLED = 9
+"""As a wait status."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,9 @@ class Attempt:
 
 
 @dataclass(kw_only=True)
-class _Worker:
+class Worker:
+    """One worker of this node in one attempt."""
+
     local_rank: int
     rank: int
     log: Path
@@ -55,6 +58,11 @@ class _Worker:
     oom_kills: int = 0
     """In its memory cgroup, when it started."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended as it should not have."""
+        return self.exit_code not in (None, 0, STOPPED_EXIT_CODE)
+
 
 class Workers:
     """Starts, watches and kills the workers of one node. `on_failure` and `on_done` are called from the loop."""
@@ -66,7 +74,9 @@ class Workers:
         self.on_done: Callable[[int, dict[int, int]], None] = lambda attempt, exit_codes: None
         self._plan, self._run, self._node, self._loop, self._events = plan, run, node, loop, events
         self._console = LineFile(run.console)
-        self._workers: dict[int, _Worker] = {}
+        self._workers: dict[int, Worker] = {}
+        self._prepared: dict[int, tuple[zygote.WorkerStart, int, int]] = {}
+        """What to start by local rank, with the ends of its two pipes."""
         self._attempt = 0
         self._empty = True
         self._stopping = False
@@ -76,13 +86,19 @@ class Workers:
     def start(self, order: Attempt) -> dict[int, int]:
         """Start one worker per local rank; return their pids by local rank."""
         self._attempt, self._empty, self._showing_stacks = order.attempt, False, False
-        self._workers = {}
+        self._workers, self._prepared = {}, {}
         for local_rank in range(self._plan.nproc_per_node):
-            self._workers[local_rank] = self._start_one(local_rank, order)
+            self._workers[local_rank] = self._prepare(local_rank, order)
+        self._begin(order)
+        return {worker.local_rank: worker.pid for worker in self._workers.values()}
+
+    def _begin(self, order: Attempt) -> None:
+        """Start what was prepared, and wait until it is there."""
+        for start, out, err in self._prepared.values():
+            self._send(start, out, err)
         self._loop.run_until(lambda: all(worker.pid for worker in self._workers.values()))
         if self._stopping:
             self.stop()
-        return {worker.local_rank: worker.pid for worker in self._workers.values()}
 
     def stop(self) -> None:
         """Ask every worker, those of a start in progress included, to save and leave."""
@@ -116,7 +132,7 @@ class Workers:
 
     # ---------------------------------------------------------------- one worker
 
-    def _start_one(self, local_rank: int, order: Attempt) -> _Worker:
+    def _prepare(self, local_rank: int, order: Attempt) -> Worker:
         plan, node = self._plan, self._plan.nodes[self._node]
         rank = self._node * plan.nproc_per_node + local_rank
         log = self._run.log(attempt=order.attempt, node=self._node, rank=rank)
@@ -148,24 +164,27 @@ class Workers:
         )
         file = LineFile(log)
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
-        worker = _Worker(local_rank=local_rank, rank=rank, log=log, error_file=error_file, file=file, streams=[])
+        worker = Worker(local_rank=local_rank, rank=rank, log=log, error_file=error_file, file=file, streams=[])
         for fd, is_stderr in ((out_read, False), (err_read, True)):
             self._watch_stream(worker, fd, is_stderr=is_stderr)
+        self._prepared[local_rank] = (start, out_write, err_write)
+        return worker
+
+    def _send(self, start: zygote.WorkerStart, out: int, err: int) -> None:
         try:
             # To a zygote that has died: its end is about to be heard, and fails this worker.
             with contextlib.suppress(ConnectionError):
-                zygote.send_start(self._zygote, start, out_write, err_write)
+                zygote.send_start(self._zygote, start, out, err)
         finally:
-            os.close(out_write)
-            os.close(err_write)
-        return worker
+            os.close(out)
+            os.close(err)
 
     def _module_folder(self) -> str:
         """Where a module of the user's is found: in the copy of his code, where there is one."""
         code = self._plan.code
         return str(self._run.code) if code is not None and code.snapshot else self._plan.worker.cwd
 
-    def _watch_stream(self, worker: _Worker, fd: int, *, is_stderr: bool) -> None:
+    def _watch_stream(self, worker: Worker, fd: int, *, is_stderr: bool) -> None:
         def take(lines: bytes) -> None:
             worker.file.write(lines)
             worker.words.add(lines, is_stderr=is_stderr and not self._showing_stacks)
@@ -183,7 +202,7 @@ class Workers:
 
         self._loop.add(stream, ready)
 
-    def _ended(self, worker: _Worker, status: int) -> None:
+    def _ended(self, worker: Worker, status: int) -> None:
         for stream in worker.streams:
             self._loop.remove(stream)
             stream.drain_and_close()
@@ -200,12 +219,12 @@ class Workers:
             exit_code=worker.exit_code,
             error=describe(worker.exit_code, error) if worker.exit_code not in (0, STOPPED_EXIT_CODE) else None,
         )
-        if worker.exit_code not in (0, STOPPED_EXIT_CODE):
+        if worker.failed:
             self.on_failure(self._failure(worker, worker.exit_code, error))
         elif all(other.exit_code in (0, STOPPED_EXIT_CODE) for other in self._workers.values()):
             self.on_done(self._attempt, {other.rank: other.exit_code or 0 for other in self._workers.values()})
 
-    def _failure(self, worker: _Worker, exit_code: int, error: dict[str, Any] | None) -> Failure:
+    def _failure(self, worker: Worker, exit_code: int, error: dict[str, Any] | None) -> Failure:
         memory = worker.memory
         oom_killed = memory is not None and memory.oom_kills() > worker.oom_kills
         cause = classify(exit_code, error, oom_killed=oom_killed)
@@ -242,7 +261,10 @@ class Workers:
         if not data:
             self._replace_zygote()
             return
-        message = json.loads(data)
+        self._on_report(json.loads(data))
+
+    def _on_report(self, message: Mapping[str, Any]) -> None:
+        """What a zygote says."""
         if "started" in message:
             worker = self._workers[message["started"]]
             worker.pid = message["pid"]
@@ -281,7 +303,7 @@ class Workers:
                 if worker.pid:
                     proc.kill_group(worker.pid)  # its loader processes; they have no parent-death signal
                 worker.pid = worker.pid or -1
-                self._ended(worker, _KILLED)
+                self._ended(worker, KILLED)
 
     def _tell(self, message: dict[str, Any]) -> None:
         try:

@@ -50,6 +50,7 @@ class WorkerStart:
     script: str | None
     """Run this file, in the forked process or in a fresh interpreter."""
     argv: tuple[str, ...]
+    """Arguments; with neither a module nor a script a whole command, which takes the place of the forked process."""
     python: str | None
     """A fresh interpreter for the script; None = the forked process itself."""
 
@@ -216,6 +217,8 @@ def _work(start: WorkerStart) -> int | None:
     os.chdir(start.cwd)
     if start.cpus:
         os.sched_setaffinity(0, start.cpus)
+    if start.module is None and start.script is None:
+        os.execv(start.argv[0], start.argv)
     if start.python is not None and not start.is_job:
         what = [str(start.script)] if start.module is None else ["-m", str(start.module_folder), start.module]
         os.execv(start.python, [start.python, "-u", "-P", wrapper.__file__, *what, *start.argv])

@@ -115,3 +115,7 @@ class RunDir:
     def log(self, *, attempt: int, node: int, rank: int) -> Path:
         """The output of one rank in one attempt: both streams, whole lines."""
         return self.path / "logs" / f"attempt-{attempt}" / f"node-{node}" / f"rank-{rank}.log"
+
+    def torchrun_log(self, *, attempt: int, node: int) -> Path:
+        """What torchrun itself says, where it starts the workers."""
+        return self.path / "logs" / f"attempt-{attempt}" / f"node-{node}" / "torchrun.log"
