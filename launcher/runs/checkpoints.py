@@ -26,9 +26,17 @@ def find_checkpoint(run: RunDir, which: str) -> Path:
     step = _best_step(run) if which == "best" else _numbered(which, steps)
     if step in steps:
         return steps[step]
+    if which == "latest" and (own := _of_a_script(run)) is not None:
+        return own
     there = ", ".join(map(str, steps)) or "none"
     message = f"run {run.run_id} has no checkpoint {which!r}"
     raise RecipeError([Problem(where="--checkpoint", message=message, hint=f"steps that are there: {there}")])
+
+
+def _of_a_script(run: RunDir) -> Path | None:
+    """What a script has saved under names of its own, as the head agent found it at the end."""
+    path = ((read_result(run) or {}).get("checkpoint") or {}).get("path")
+    return run.path / path if path and (run.path / path).exists() else None
 
 
 def _numbered(which: str, steps: dict[int, Path]) -> int | None:

@@ -11,7 +11,8 @@ node-<k>, the agent of a node:
 head, the head agent:
     node_joined {node} · waiting {missing, waited_s} · attempt_started {attempt, master_addr, master_port, world_size} ·
     failure {attempt, node, rank, pid, cause, exit_code, message, place, exception, step, last_words, log, log_line} ·
-    stacks_requested {attempt} · attempt_ended {attempt, cause, node, rank, exit_code, message, step} · restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
+    stacks_requested {attempt} · attempt_ended {attempt, cause, node, rank, exit_code, message, step} ·
+    restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
     finished {state, cause, exit_code}
 worker, rank 0:
     training_started {attempt, step, resumed_from, rejected: [{name, problem}], init_from, total_steps, steps_per_epoch,

@@ -23,7 +23,7 @@ GAP = "      "
 _LABEL = 8
 _MESSAGE_LINES = 3
 _LINE_WIDTH = 240
-_SHOWN_ID = re.compile(r"-([a-z0-9]{4})$")
+_SHOWN_ID = re.compile(r"-\d{4}-([a-z0-9]{4})$")
 _CUDA_OOM = re.compile(r"Tried to allocate (?P<asked>[\d.]+ \w+)")
 _CUDA_ALL = re.compile(r"total capacity of (?P<all>[\d.]+) (?P<unit>\w+)")
 _CUDA_USED = re.compile(r"this process has (?P<used>[\d.]+) (?P<unit>\w+) memory in use")
@@ -45,8 +45,9 @@ def failure_page(
         lines += _labelled("first", _first(first, record, plan, clock))
         lines += _labelled("then", _then(first, record))
     else:
-        lines += _labelled("why", [str(result.get("reason") or record.reason or record.sentence)])
-        lines += _labelled("log", [] if record.attempts else [f"{run}/logs/{RunDir(Path(run)).agents_log.name}"])
+        lines += _labelled("why", list(filter(None, [str(result.get("reason") or record.reason)])))
+    if not (record.attempts and result):  # what there is, is what the agents' own Python said
+        lines += _labelled("log", [f"{run}/logs/{RunDir(Path(run)).agents_log.name}"])
     lines += _labelled("policy", _policy(policy, record, result, plan))
     lines += _labelled("kept", _kept(record, result, plan))
     change = changed_value(record.cause, plan)
@@ -209,7 +210,7 @@ def _kept(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> list[str]
     if newest is not None:
         return [f"step {newest:,}: launch path {short_id(record.run_id)} --checkpoint latest"]
     if checkpoint.get("path"):
-        return [str(checkpoint["path"])]
+        return [f"{checkpoint['path']}: launch path {short_id(record.run_id)} --checkpoint latest"]
     return ["no checkpoint yet"] if plan.worker.kind == "job" and record.attempts else []
 
 

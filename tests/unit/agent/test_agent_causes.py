@@ -36,6 +36,12 @@ def error(name: str, text: str, *bases: str) -> dict[str, Any]:
         (1, error("OutOfMemoryError", "CUDA out of memory. Tried to allocate", "RuntimeError"), Cause.OOM),
         (1, error("MemoryError", ""), Cause.OOM_HOST),
         (1, error("RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory"), Cause.OOM_HOST),
+        (1, error("OSError", "[Errno 28] No space left on device"), Cause.DISK),
+        (1, error("OSError", "[Errno 122] Disk quota exceeded: 'x'"), Cause.DISK),
+        (1, error("RuntimeError", "PytorchStreamWriter failed writing file data/3: file write failed"), Cause.DISK),
+        (1, error("CheckpointError", "step-4: rank-0 is missing", "RuntimeError"), Cause.CHECKPOINT),
+        (1, error("OSError", "[Errno 12] Cannot allocate memory"), Cause.OOM_HOST),
+        (1, error("ValueError", "MemoryError is what I say"), Cause.WORKER_ERROR),
         (1, error("NotFinite", "loss is nan at step 3", "FloatingPointError"), Cause.NAN),
         (1, error("RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer"), Cause.PEER_LOST),
         (1, error("RuntimeError", "Read error [127.0.0.1]:1234: Connection reset by peer"), Cause.PEER_LOST),
@@ -76,3 +82,25 @@ def test_an_end_without_an_exception_is_described_by_its_code(exit_code: int, te
 def test_an_exception_is_described_by_itself() -> None:
     assert describe(1, error("ValueError", "boom-2")) == "ValueError: boom-2"
     assert describe(1, {"message": "RuntimeError: short"}) == "RuntimeError: short"
+
+
+LOADER = error("RuntimeError", "DataLoader worker (pid(s) 77) is killed by signal: Killed. ")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "raised", "oom_killed", "cause"),
+    [
+        (137, None, True, Cause.OOM_KILLED),
+        (137, None, False, Cause.SIGNAL),
+        (139, None, True, Cause.SIGNAL),
+        (1, None, True, Cause.WORKER_ERROR),
+        (1, error("ValueError", "boom"), True, Cause.WORKER_ERROR),
+        (1, LOADER, True, Cause.OOM_KILLED),
+        (1, LOADER, False, Cause.WORKER_ERROR),
+    ],
+)
+def test_a_kill_by_the_kernel_is_told_from_another(
+    exit_code: int, raised: dict[str, Any] | None, oom_killed: bool, cause: Cause
+) -> None:
+    """F001: a death without an exception."""
+    assert classify(exit_code, raised, oom_killed=oom_killed) is cause

@@ -215,6 +215,32 @@ class TestFailure:
         assert head.failed(failure(head, node=1, exit_code=137, cause=Cause.SIGNAL)) == []
         assert recorded(head.failed(failure(head, node=1, exit_code=1))) == ["failure"]
 
+    def test_a_lost_peer_that_is_killed_with_the_others_is_one_by_its_error_file(self) -> None:
+        head = running(resumable=False)
+        head.failed(failure(head))
+        assert recorded(head.failed(failure(head, node=1, exit_code=137, cause=Cause.PEER_LOST))) == ["failure"]
+
+    def test_the_same_exception_at_the_same_step_twice_ends_the_run(self) -> None:
+        head = running()
+        head.failed(failure(head, exception="ValueError", step=7))
+        all_ready(head)
+        effects = head.failed(failure(head, exception="ValueError", step=7))
+        (ended,) = [e for e in effects if isinstance(e, Record) and e.event == "attempt_ended"]
+        assert (ended.fields["cause"], ended.fields["step"]) == ("repeated", 7)
+        end = finish_of(all_ready(head))
+        assert (end.cause, end.policy) == (Cause.REPEATED, POLICIES[Cause.REPEATED].why_not)
+        assert head.first_failure is not None
+        assert head.first_failure.cause is Cause.WORKER_ERROR
+        assert head.restarts == 1
+
+    def test_the_successor_of_a_head_knows_what_came_before(self) -> None:
+        head = make_head(attempt=1)
+        before = failure(head, exception="ValueError", step=7)
+        head = make_head(attempt=1, restarts=1, previous=before)
+        all_ready(head, join=True)
+        head.failed(failure(head, exception="ValueError", step=7))
+        assert finish_of(all_ready(head)).cause is Cause.REPEATED
+
     @pytest.mark.parametrize("budget", [0, 1, 3])
     def test_an_exhausted_budget_ends_with_the_last_exit_code(self, budget: int) -> None:
         """F065"""
