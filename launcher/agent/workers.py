@@ -18,7 +18,7 @@ from launcher.agent.cgroup import MemoryGroup, memory_group
 from launcher.agent.logs import LineFile, Stream, prefixed
 from launcher.agent.loop import Loop
 from launcher.agent.words import LastWords
-from launcher.planning.placeholders import attempt_argv
+from launcher.placeholders import attempt_argv
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
 from launcher.runs.events import EventWriter

@@ -12,7 +12,7 @@ from launcher.planning.codeplan import with_code
 from launcher.planning.engine import Engine, choose_engine, of_workers
 from launcher.planning.network import Network, pick_family, resolve_network
 from launcher.planning.plan import Limits, Plan, Value, local_agent_argv
-from launcher.planning.program import check_placeholders, placeholders_of, plan_worker
+from launcher.planning.program import placeholders_of, plan_worker
 from launcher.planning.topology import (
     Device,
     Finding,
@@ -66,7 +66,6 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
         placeholders=placeholders,
         remarks=remarks,
     )
-    check_placeholders(recipe, remarks)
     check_secrets(recipe, facts, remarks)
     document = recipe.model_dump(mode="json", by_alias=True)
     if remarks.problems:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import glob
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from launcher.placeholders import fill, fill_plan
 from launcher.planning.arguments import words_of
-from launcher.planning.placeholders import LATE_NAMES, fill, fill_plan, names_in
 from launcher.planning.plan import WorkerPlan
-from launcher.planning.topology import Finding, Remarks
 from launcher.recipe.schema import ResumeSection
 
 if TYPE_CHECKING:
@@ -55,41 +54,6 @@ def plan_worker(
         resume_argv=() if own is None else _filled(own.args, placeholders),
         progress_log=None if recipe.progress is None else recipe.progress.log,
     )
-
-
-def check_placeholders(recipe: Recipe, remarks: Remarks) -> None:
-    """`{newest}` is only what a resume has found, so only `resume.args` can say it; it has to."""
-    for key, text in _texts("args", recipe.args):
-        if "newest" in names_in(text):
-            hint = "resume: {newest: PATTERN, args: {...}}; or write {{newest}} for the text itself"
-            remarks.problems.append(Finding(key, f"{key}: {{newest}} is there only in resume.args", hint))
-    for name, value in recipe.env.items():
-        if late := names_in(value) & set(LATE_NAMES):
-            key, word = f"env.{name}", min(late)
-            message = f"{key}: {{{word}}} differs between attempts, and only arguments can have it"
-            instead = "LAUNCH_ATTEMPT" if word == "attempt" else "LAUNCH_RESUME_FROM"
-            remarks.problems.append(Finding(key, message, f"{instead} is in the environment of each worker"))
-    if isinstance(recipe.resume, ResumeSection):
-        _check_resume(recipe.resume, remarks)
-
-
-def _check_resume(resume: ResumeSection, remarks: Remarks) -> None:
-    if late := names_in(resume.newest) & set(LATE_NAMES):
-        message = f"resume.newest: {{{min(late)}}} is not known where the newest is looked for"
-        remarks.problems.append(Finding("resume.newest", message, "write * in its place"))
-    if not any("newest" in names_in(word) for word in words_of(resume.args)):
-        message = "resume.args: no argument has {newest}, so the script is not told what to go on from"
-        hint = 'as in {resume_from_checkpoint: "{newest}"}; or `resume: self` for a script that finds it by itself'
-        remarks.problems.append(Finding("resume.args", message, hint))
-
-
-def _texts(prefix: str, args: Args) -> Iterator[tuple[str, str]]:
-    """Every text of the arguments, with its key."""
-    if isinstance(args, tuple):
-        yield from ((f"{prefix}.{index}", text) for index, text in enumerate(args))
-        return
-    for key, value in args.items():
-        yield from ((f"{prefix}.{key}", str(item)) for item in (value if isinstance(value, tuple) else (value,)))
 
 
 def _filled(args: Args, placeholders: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.planning.placeholders import attempt_argv
+from launcher.placeholders import attempt_argv
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan

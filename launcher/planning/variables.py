@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from launcher.placeholders import fill
 from launcher.planning.network import PREFIXES
-from launcher.planning.placeholders import fill
 from launcher.planning.plan import EnvVar
 from launcher.planning.topology import Finding
 from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +9,11 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from launcher.recipe.catalog import Entry, Option, catalog
+from launcher.recipe.checks_script import absolute, check_env, check_script, check_secret_names, python_of
 from launcher.recipe.explain import show
 from launcher.recipe.hints import did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Entry as Written
-from launcher.recipe.nodes import Findings, Items, Keys, Scalar, Table, child, dotted, present
-from launcher.recipe.paths import expanded, interpreter, is_file, is_folder, real
+from launcher.recipe.nodes import Findings, Keys, Scalar, Table, dotted, present, section_at
 from launcher.recipe.schema import Recipe
 from launcher.recipe.typed import annotation_at, annotation_of, describe, fields_of, fits, section_of, typed
 
@@ -50,16 +48,6 @@ SCRIPT_ONLY = ("args", "resume", "preload", "progress", "python")
 
 
 PROGRAMS = ("script", "module")
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def section_at(root: Table, keys: Keys) -> Table | None:
-    """The section at a path, if it was written."""
-    table: Table | None = root
-    for key in keys:
-        table = None if table is None else child(table, key)
-    return table
 
 
 def named_entry(root: Table, named: NamedKind) -> Entry | None:
@@ -159,8 +147,8 @@ def typed_options(root: Table) -> Iterator[tuple[Keys, object]]:
 
 def check_whole(root: Table, findings: Findings) -> None:
     """A recipe trains something of ours, with model, data and train, or runs a script: one of the two."""
-    _check_env(root, findings)
-    _check_secret_names(root, findings)
+    check_env(root, findings)
+    check_secret_names(root, findings)
     program = next((key for key in PROGRAMS if present(root, key)), None)
     if program is not None:
         _check_program(root, program, findings)
@@ -179,28 +167,6 @@ def check_whole(root: Table, findings: Findings) -> None:
             findings.add(root.entries[key].key, message, "leave it out, or name a `script` or `module`")
 
 
-def _check_env(root: Table, findings: Findings) -> None:
-    env = section_at(root, ("env",))
-    for name, entry in env.entries.items() if env else ():
-        if not name or "=" in name or "\0" in name:
-            findings.add(entry.key, f"env: {name!r} cannot be the name of a variable", "it is not empty and has no `=`")
-
-
-def _check_secret_names(root: Table, findings: Findings) -> None:
-    """`secrets` are names of variables, whose values come from the environment alone."""
-    entry = root.entries.get("secrets")
-    env = section_at(root, ("env",))
-    for name in entry.value.values if entry is not None and isinstance(entry.value, Items) else ():
-        if not isinstance(name, Scalar) or name.null:
-            continue  # the schema says so
-        if not _VARIABLE.fullmatch(name.text):
-            message = "secrets: this is not the name of a variable" + (", but KEY=VALUE" if "=" in name.text else "")
-            findings.add(name.place, message, "only names, as in [HF_TOKEN]; the values come from your environment")
-        elif env is not None and name.text in env.entries:
-            place = env.entries[name.text].key
-            findings.add(place, f"env.{name.text}: this is one of the secrets ({name.place}), too", "keep that one")
-
-
 def _check_program(root: Table, program: str, findings: Findings) -> None:
     """A script or a module, with what goes with it."""
     place = root.entries[program].place
@@ -211,59 +177,7 @@ def _check_program(root: Table, program: str, findings: Findings) -> None:
     if program == "script" and present(root, "module"):
         message = f"module: this recipe runs a script ({place}) already"
         findings.add(root.entries["module"].key, message, "keep one of the two")
-    if program == "script":
-        _check_script(root, findings)
-    _check_module(root, findings)
-    _check_python(root, findings)
-    _check_progress(root, findings)
-
-
-def _check_module(root: Table, findings: Findings) -> None:
-    module = root.entries["module"].value if present(root, "module") else None
-    if isinstance(module, Scalar) and not _MODULE.fullmatch(module.text):
-        hint = "a file is a `script`" if module.text.endswith(".py") else "as after `python -m`: pkg.train"
-        findings.add(module.place, f"module: {module.text!r} is not the name of a module", hint)
-
-
-def _check_python(root: Table, findings: Findings) -> None:
-    python = root.entries["python"].value if present(root, "python") else None
-    if not isinstance(python, Scalar):
-        return
-    path = python_of(python)
-    if not is_file(path):
-        near = shutil.which(python.text) if "/" not in python.text else None
-        hint = f"write {near}" if near else "an interpreter, or the folder of a virtual environment"
-        findings.add(python.place, f"python: there is no such file: {path}", hint)
-
-
-def _check_progress(root: Table, findings: Findings) -> None:
-    progress = section_at(root, ("progress",))
-    entry = None if progress is None else progress.entries.get("log")
-    if entry is None or not isinstance(entry.value, Scalar) or entry.value.null:
-        return
-    hint = "one group, which finds the step: 'step (\\d+)'"
-    try:
-        groups = re.compile(entry.value.text).groups
-    except re.error as error:
-        findings.add(entry.place, f"progress.log: `{entry.value.text}` is no regular expression: {error}", hint)
-        return
-    if groups != 1:
-        message = f"progress.log: `{entry.value.text}` has {groups} groups, and the step is one"
-        findings.add(entry.place, message, hint if groups == 0 else f"{hint}; a group that finds nothing is (?:...)")
-
-
-def _check_script(root: Table, findings: Findings) -> None:
-    script = root.entries["script"]
-    if isinstance(script.value, Scalar):
-        path = absolute(script.value)
-        if not is_file(path):
-            what = "is a folder, not a file" if is_folder(path) else "there is no such file"
-            near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.py")])
-            if script.value.literal:  # the target of the command, not a key of a recipe
-                findings.add(script.place, what, near)
-            else:
-                hint = near or "a path is relative to the file it is written in"
-                findings.add(script.place, f"script: {what}: {path}", hint)
+    check_script(root, findings)
 
 
 def _given(root: Table, key: str) -> bool:
@@ -293,13 +207,3 @@ def written_paths(root: Table) -> Iterator[tuple[Keys, Path]]:
             continue
         if keys != ("checkpoint", "init_from") or "/" in entry.value.text or entry.value.text[:1] in (".", "~"):
             yield keys, python_of(entry.value) if keys == ("python",) else absolute(entry.value)
-
-
-def python_of(node: Scalar) -> Path:
-    """The interpreter that was meant where it was written."""
-    return interpreter(node.place.folder / expanded(node.text))
-
-
-def absolute(node: Scalar) -> Path:
-    """A path as it was meant where it was written."""
-    return real(node.place.folder / expanded(node.text))

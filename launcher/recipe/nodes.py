@@ -135,6 +135,14 @@ def child(table: Table, key: str) -> Table | None:
     return entry.value if entry is not None and isinstance(entry.value, Table) else None
 
 
+def section_at(root: Table, keys: Keys) -> Table | None:
+    """The section at a path, if it was written."""
+    table: Table | None = root
+    for key in keys:
+        table = None if table is None else child(table, key)
+    return table
+
+
 def merge(base: Table, over: Table) -> Table:
     """`over` on top of `base`: sections key by key, everything else replaced."""
     entries = dict(base.entries)
