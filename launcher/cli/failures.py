@@ -31,8 +31,21 @@ def guarded(command: Callable[[], Any], arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except Exception as error:  # noqa: BLE001 - the last resort: a user gets a sentence and a file, not a traceback
-        problem, code = _explained(error)
+        problem, code = _unwritable(error) or _explained(error)
         return show_problems([problem], code, as_json=as_json)
+
+
+def _unwritable(error: Exception) -> tuple[Problem, ExitCode] | None:
+    """Standard output is a file on a full disk. What else does not fit there is not tried."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return None
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as again:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        message = f"standard output cannot be written: {again.strerror}"
+        return Problem(where="launch", message=message), ExitCode.REFUSED
+    return None
 
 
 def _explained(error: Exception) -> tuple[Problem, ExitCode]:

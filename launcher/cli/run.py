@@ -79,6 +79,8 @@ def submit(plan: Plan, run: RunDir, executor: Executor, inbox: SignalInbox, *, d
 
         job = Job(executor=executor, ref=ref, plan=plan, run=run, console=console)
         return follow(job, inbox, as_json=as_json)
+    for signum in inbox.wait(0.0):  # it came when there was nothing yet to pass it on to
+        executor.cancel(ref, signum=signum)
     if as_json:
         show_json({"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref)})
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,10 @@ from launcher.errors import Problem
 from launcher.executors.base import JobRef, Observation
 from launcher.planning.plan import Plan, local_agent_argv
 from launcher.runs.rundir import RunDir
+
+
+_attached: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
+"""Supervisors of runs that end with this process."""
 
 
 class LocalExecutor:
@@ -94,6 +100,8 @@ class LocalExecutor:
         """Whether the supervisor lives; its exit code if it is a child of this process."""
         if (child := self._children.get(str(ref))) is not None:
             code = child.poll()
+            if code is not None and child.stdin is not None:
+                child.stdin.close()
             return Observation(alive=code is None, exit_code=code)
         try:
             host, pid, started = _parse(ref)
@@ -153,6 +161,23 @@ def _say_go(process: subprocess.Popen[bytes], *, attached: bool) -> None:
     process.stdin.flush()
     if not attached:
         process.stdin.close()
+        return
+    _attached.add(process)
+    _register_fork()
+
+
+@functools.cache
+def _register_fork() -> None:
+    os.register_at_fork(after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    """In a fork of this process (a data loader of a notebook): a run ends with the process that launched it alone."""
+    nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    for process in list(_attached):
+        if process.stdin is not None and not process.stdin.closed:
+            os.dup2(nothing, process.stdin.fileno(), inheritable=False)
+    os.close(nothing)
 
 
 @contextmanager
