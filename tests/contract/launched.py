@@ -54,12 +54,14 @@ def join():
 class Launched:
     """One `launch` command that was started by a test."""
 
-    def __init__(self, argv: list[str], name: str, folder: Path, env: dict[str, str]) -> None:
+    def __init__(
+        self, argv: list[str], name: str, folder: Path, env: dict[str, str], *, cwd: Path | None = None
+    ) -> None:
         self.runs, self.name, self._out = folder / "runs", name, folder / f"{name}.out"
         self.started_s = time.monotonic()
         with self._out.open("wb") as file:
             self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=folder
+                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env, cwd=cwd or folder
             )
 
     @property
@@ -168,13 +170,17 @@ def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
     started: list[Launched] = []
 
     def start(
-        target: str | Path, *arguments: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
+        target: str | Path,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+        cwd: Path | None = None,
     ) -> Launched:
         name = f"r{len(started)}"
         options = ["--runs-dir", str(tmp_path / "runs"), "--name", name]
         cut = arguments.index("--") if "--" in arguments else len(arguments)
         argv = [*prefix, LAUNCH, str(target), *arguments[:cut], *options, *arguments[cut:]]
-        launched = Launched(argv, name, tmp_path, {**os.environ, **(env or {})})
+        launched = Launched(argv, name, tmp_path, {**os.environ, **(env or {})}, cwd=cwd)
         started.append(launched)
         return launched
 
