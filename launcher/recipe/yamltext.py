@@ -15,6 +15,8 @@ from launcher.recipe.scalars import is_null, plain_value
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """YAML's own; `str.splitlines` knows more."""
 
+_HALF = re.compile("[\ud800-\udfff]")
+
 MAX_DEPTH = 40
 MAX_NODES = 50_000
 """Anchors may repeat a part, and repeats of repeats grow without bound; no recipe comes near these two."""
@@ -78,11 +80,22 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             return Items(tuple(self.build(item, (*keys, str(i))) for i, item in enumerate(node.value)), place)
         assert isinstance(node, yaml.ScalarNode), "YAML has no fourth kind"
-        if "\0" in node.value and keys[:1] != ("extra",):  # paths, arguments and variables cannot hold it
+        text = self._whole(node.value, keys, place)
+        if "\0" in text and keys[:1] != ("extra",):  # paths, arguments and variables cannot hold it
             self.findings.add(place, f"{dotted(keys)}: no text may hold the character NUL")
-            return Scalar(node.value.replace("\0", ""), place, plain=False)
+            return Scalar(text.replace("\0", ""), place, plain=False)
         plain = not node.style
-        return Scalar(node.value, place, plain=plain, null=plain and is_null(node.value))
+        return Scalar(text, place, plain=plain, null=plain and is_null(text))
+
+    def _whole(self, text: str, keys: Keys, place: Place) -> str:
+        """JSON writes a character beyond 16 bits as two halves (`"\\ud83d\\ude00"`), and JSON is YAML."""
+        if not _HALF.search(text):
+            return text
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self.findings.add(place, f"{dotted(keys)}: this holds one half of a character (\\ud800 to \\udfff)")
+            return _HALF.sub("", text)
 
     def _entries(self, node: yaml.MappingNode, keys: Keys) -> Iterator[tuple[str, Entry]]:
         first: dict[str, tuple[Place, str]] = {}
