@@ -22,6 +22,7 @@ from launcher.planning.interpreters import Interpreter, probe
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_")
 FORWARDED_NAMES = frozenset(
     {
+        "ACCELERATE_USE_CPU",
         "OMP_NUM_THREADS",
         "WANDB_MODE",
         "CUDA_VISIBLE_DEVICES",

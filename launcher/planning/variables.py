@@ -49,6 +49,11 @@ def worker_variables(
     variables = {"PYTHONUNBUFFERED": EnvVar(name="PYTHONUNBUFFERED", value="1", origin="default")}
     if device.name == "cuda" and not _orders_devices(facts.environment):
         variables["CUDA_DEVICE_ORDER"] = EnvVar(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", origin="default")
+    if device.name == "cpu" and recipe.is_script and "ACCELERATE_USE_CPU" not in facts.environment:
+        # Without it accelerate and HF's Trainer see CPUs as one process, and each worker trains alone without a word.
+        variables["ACCELERATE_USE_CPU"] = EnvVar(
+            name="ACCELERATE_USE_CPU", value="true", origin="auto: without it accelerate trains alone in each worker"
+        )
     for name, value in recipe.env.items():
         key = f"env.{name}"
         _check_name(name, value, threads, remarks)
