@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from memory_groups import make_memory_group
 
 SCRUBBED_PREFIXES = ("LAUNCH_", "NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "TP_", "WANDB_", "SLURM_", "XDG_")
 SCRUBBED_NAMES = frozenset(
@@ -51,12 +52,22 @@ def _has_netns() -> bool:
     return made
 
 
+def _has_cgroup() -> bool:
+    """Whether memory cgroups can be made with a limit."""
+    try:
+        make_memory_group(f"launch-try-{os.getpid()}", limit_bytes=1 << 30).rmdir()
+    except OSError:
+        return False
+    return True
+
+
 def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
 
 
 NEEDS = {
     "netns": Need("network namespaces", cache(_has_netns), "needs root and iproute2 (as root: make test-deps)"),
+    "cgroup": Need("memory cgroups", cache(_has_cgroup), "needs root and a memory controller to divide"),
     "gpu": Need("CUDA and NCCL", cache(_has_gpu), "there is no GPU; plans for GPUs are tested, their runs are not"),
     "slurm": Need("SLURM", lambda: False, "not in this version"),
     "docker": Need("Docker", lambda: False, "not in this version"),

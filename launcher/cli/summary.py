@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.runs.fold import RunRecord
 
 _GAP = "      "
-_PARTS = ("start", "train", "eval", "save")
+_PARTS = ("start", "train", "eval", "save", "lost", "down")
 _METRICS_SHOWN = 3
 
 
@@ -103,7 +103,7 @@ def _evaluation(record: RunRecord, plan: Plan) -> list[tuple[str, float]]:
 
 def _times(result: Mapping[str, Any]) -> str:
     times = result.get("time") or {}
-    return " | ".join(f"{part} {times[f'{part}_s']:.1f} s" for part in _PARTS if times.get(f"{part}_s") is not None)
+    return " | ".join(f"{part} {times[f'{part}_s']:.1f} s" for part in _PARTS if times.get(f"{part}_s"))
 
 
 def _exit(record: RunRecord, plan: Plan) -> str:
