@@ -286,9 +286,8 @@ def _hashed(
             files[path] = file_digest(Path(source.root, path))
             continue
         content = Path(source.root, path).read_bytes()
-        if source.holds_secret(content):
-            skipped[path] = "it holds the value of a secret"
-            continue
+        if source.holds_secret(content):  # without it the copy may be broken, with it the secret is kept
+            return _live(source, f"{path} holds the value of a secret")
         files[path] = hashlib.sha256(content).hexdigest()
         size_bytes += len(content)
     outside = [*(path for path, why in skipped.items() if "repository" in why), *_linkable(ignored, source)]

@@ -70,13 +70,17 @@ def test_run_directories_are_no_code(tree: Path) -> None:
 
 
 def test_files_that_hold_secrets_stay_where_they_are(tree: Path) -> None:
-    """F060: by name, and by what is in them."""
+    """F060: those with the name of one are left out; where another one holds one, nothing is copied."""
     for name in (".env", "server.pem", "id_rsa"):
         (tree / name).write_text("canary")
-    (tree / "notes.txt").write_text("the key is canary")
-    code = gather_code(source(tree, holds_secret=lambda content: b"canary" in content))
-    assert set(code.skipped) == {".env", "server.pem", "id_rsa", "notes.txt"}
+    from_now = source(tree, holds_secret=lambda content: b"canary" in content)
+    code = gather_code(from_now)
+    assert set(code.skipped) == {".env", "server.pem", "id_rsa"}
     assert not code.skipped.keys() & code.files.keys()
+    (tree / "settings.py").write_text("KEY = 'canary'")
+    code = gather_code(from_now)
+    assert not code.snapshot, "a copy without it could not be imported"
+    assert code.reason == "settings.py holds the value of a secret"
 
 
 def test_a_repository_inside_is_linked_and_said(tree: Path) -> None:
