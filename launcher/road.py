@@ -179,11 +179,14 @@ def load_again(run: RunDir, plan: Plan, overrides: Sequence[str], flags: Flags) 
     from launcher.recipe.loader import load_recipe
 
     live = live_script(plan)
-    if live is not None and plan.code is not None and not is_file(Path(live)):
-        copy = run.code / os.path.relpath(live, plan.code.root)
-        if is_file(copy):
-            flags = {"script": ("the copy of the code", str(copy)), **flags}
-    return load_recipe(run.resolved, overrides, flags=flags)
+    other = any(override.startswith("script=") for override in overrides)
+    if live is None or plan.code is None or other or is_file(Path(live)):
+        return load_recipe(run.resolved, overrides, flags=flags)
+    copy = run.code / os.path.relpath(live, plan.code.root)
+    if not is_file(copy):
+        return load_recipe(run.resolved, overrides, flags=flags)
+    loaded = load_recipe(run.resolved, overrides, flags={**flags, "script": ("the copy of the code", str(copy))})
+    return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"script": live}))
 
 
 def recipe_flags(

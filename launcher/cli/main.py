@@ -3,7 +3,7 @@
 # Only built-in modules here: from this line on a Ctrl-C, even one during an import, ends without a traceback.
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]  # the half of `signal` that is built in
 import gc
 import io
 import os

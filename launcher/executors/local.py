@@ -21,7 +21,6 @@ from launcher.executors.base import JobRef, Observation
 from launcher.planning.plan import Plan, local_agent_argv
 from launcher.runs.rundir import RunDir
 
-
 _attached: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 """Supervisors of runs that end with this process."""
 

@@ -41,6 +41,11 @@ PRIVATE = (
     "id_ed25519",
 )
 """Names of files that hold secrets and no code. They stay where they are."""
+OUTPUTS = (
+    *(".log", ".out", ".err", ".txt", ".csv", ".tsv", ".jsonl", ".png", ".svg", ".pdf"),
+    *(".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".npy", ".npz", ".pkl", ".parquet", ".zip", ".gz", ".tar"),
+)
+"""An untracked file with such a name (`launch train.py > train.log`) counts as ignored: it changes while runs run."""
 _NEVER = ("__pycache__", "*.py[cod]", ".*")
 """What is ignored and not even linked: bytecode, and what tools keep for themselves."""
 _OF_A_RUN = {"plan.json", "resolved.yaml", "launch.json"}
@@ -180,7 +185,7 @@ def _git_files(root: str) -> tuple[list[str], list[str]] | str:
     base = [git, "-C", root, "--no-optional-locks", "ls-files", "-z", "--others", "--exclude-standard"]
     calls = [
         subprocess.Popen([*base, *more], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for more in (["--cached"], ["--ignored", "--directory"])
+        for more in (["--cached", "-t"], ["--ignored", "--directory"])
     ]
     outputs: list[list[str]] = []
     reason = ""
@@ -195,7 +200,12 @@ def _git_files(root: str) -> tuple[list[str], list[str]] | str:
         if call.returncode:
             reason = _git_reason(err.decode(errors="replace"))
         outputs.append([os.fsdecode(name) for name in dict.fromkeys(out.split(b"\0")) if name])
-    return reason or (outputs[0], outputs[1])
+    if reason:
+        return reason
+    # `-t` puts a letter and a space before each name: `?` for what is not tracked.
+    made = [name[2:] for name in outputs[0] if name[0] == "?" and name.endswith(OUTPUTS)]
+    known = [name[2:] for name in outputs[0] if name[0] != "?" or not name.endswith(OUTPUTS)]
+    return known, [*outputs[1], *made]
 
 
 def _git_reason(said: str) -> str:

@@ -52,10 +52,10 @@ def with_code(plan: Plan, code: CodeFacts | None) -> Plan:
     """The plan that runs this code. The script is the one of the copy, if there is one; the cwd stays the live one."""
     if code is None:
         return plan
-    worker, copy = plan.worker, posixpath.join(plan.run_dir, CODE)
-    if code.snapshot and worker.script is not None and not worker.script.startswith(f"{copy}/"):
+    worker = plan.worker
+    if code.snapshot and worker.script is not None:
         inside = posixpath.relpath(worker.script, code.root)
-        worker = dataclasses.replace(worker, script=posixpath.join(copy, inside))
+        worker = dataclasses.replace(worker, script=posixpath.join(plan.run_dir, CODE, inside))
     left_out = (f"not in the copy of the code: {_shown(path)}: {why}" for path, why in code.skipped.items())
     return dataclasses.replace(plan, code=code_plan(code), worker=worker, notes=(*plan.notes, *left_out))
 

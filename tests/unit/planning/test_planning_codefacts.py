@@ -57,6 +57,17 @@ def test_tracked_and_untracked_files_are_copied_and_what_git_ignores_is_linked(t
     assert code.size_bytes == sum((tree / path).stat().st_size for path in code.files)
 
 
+def test_outputs_that_nobody_has_ignored_are_linked_unless_they_are_tracked(tree: Path) -> None:
+    """`launch train.py > train.log` changes that file while the run runs: that is no change of the code."""
+    (tree / "train.log").write_text("")
+    (tree / "requirements.txt").write_text("torch\n")
+    git(tree, "add", "requirements.txt")
+    code = gather_code(source(tree))
+    assert "requirements.txt" in code.files
+    assert "train.log" not in code.files
+    assert code.links["train.log"] == f"{tree}/train.log"
+
+
 def test_run_directories_are_no_code(tree: Path) -> None:
     """Neither where runs are made now, nor where they were made before."""
     for folder in ("runs/a", "old/b"):
