@@ -55,10 +55,13 @@ class LineFile:
 class Stream:
     """The read end of a worker's stdout or stderr, cut into whole lines without secrets."""
 
-    def __init__(self, fd: int, on_lines: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, fd: int, on_lines: Callable[[bytes], None], on_data: Callable[[bytes], None] = lambda data: None
+    ) -> None:
+        """`on_data` gets everything as it comes, for a look at lines that are not finished."""
         os.set_blocking(fd, False)
         self._fd = fd
-        self._on_lines = on_lines
+        self._on_lines, self._on_data = on_lines, on_data
         self._rest = b""
         self._redactor = redact.own()
 
@@ -96,6 +99,7 @@ class Stream:
         os.close(self._fd)
 
     def _take(self, data: bytes) -> None:
+        self._on_data(data)
         whole, line_end, rest = (self._rest + data).rpartition(b"\n")
         if len(rest) > _MAX_LINE_BYTES + self._redactor.longest_bytes:
             rest = self._redactor.data(rest)

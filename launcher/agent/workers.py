@@ -17,6 +17,7 @@ from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
 from launcher.agent.cgroup import MemoryGroup, memory_group
 from launcher.agent.logs import LineFile, Stream, prefixed
 from launcher.agent.loop import Loop
+from launcher.agent.progress import TELL_EVERY_S, StepClock
 from launcher.agent.words import LastWords
 from launcher.placeholders import attempt_argv
 from launcher.planning.plan import Plan
@@ -81,12 +82,17 @@ class Workers:
         self._empty = True
         self._stopping = False
         self._showing_stacks = False
+        self._clock: StepClock | None = None
+        if node == 0 and plan.worker.progress_log is not None:
+            loop.every(TELL_EVERY_S, lambda: None if self._clock is None else self._clock.flush())
         self._watch_zygote(zygote_end)
 
     def start(self, order: Attempt) -> dict[int, int]:
         """Start one worker per local rank; return their pids by local rank."""
         self._attempt, self._empty, self._showing_stacks = order.attempt, False, False
         self._workers, self._prepared = {}, {}
+        pattern = self._plan.worker.progress_log
+        self._clock = StepClock(pattern, self._tell_step) if self._node == 0 and pattern is not None else None
         for local_rank in range(self._plan.nproc_per_node):
             self._workers[local_rank] = self._prepare(local_rank, order)
         self._begin(order)
@@ -191,7 +197,11 @@ class Workers:
             if not self._showing_stacks if is_stderr else worker.rank == 0:
                 self._console.write(prefixed(lines, f"{self._node}:{worker.rank}"))
 
-        stream = Stream(fd, take)
+        def look(data: bytes) -> None:
+            if self._clock is not None and worker.rank == 0:
+                self._clock.feed(fd, data)
+
+        stream = Stream(fd, take, look)
         worker.streams.append(stream)
 
         def ready() -> None:
@@ -202,11 +212,16 @@ class Workers:
 
         self._loop.add(stream, ready)
 
+    def _tell_step(self, step: int) -> None:
+        self._events.write("progress", attempt=self._attempt, step=step)
+
     def _ended(self, worker: Worker, status: int) -> None:
         for stream in worker.streams:
             self._loop.remove(stream)
             stream.drain_and_close()
         worker.streams.clear()
+        if self._clock is not None:
+            self._clock.end() if worker.rank == 0 else self._clock.flush()
         worker.file.close()
         worker.exit_code = proc.exit_code(status)
         error = _read_error(worker.error_file) if worker.exit_code else None

@@ -7,13 +7,16 @@ supervisor-<pid>:
     supervisor_ended {exit_code}
 node-<k>, the agent of a node:
     agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus} ·
-    worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error}
+    worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error} ·
+    torchrun_started {attempt, node, pid} · progress {attempt, step}, by what rank 0 prints
 head, the head agent:
     node_joined {node} · waiting {missing, waited_s} · attempt_started {attempt, master_addr, master_port, world_size} ·
     failure {attempt, node, rank, pid, cause, exit_code, message, place, exception, step, last_words, log, log_line} ·
     stacks_requested {attempt} · attempt_ended {attempt, cause, node, rank, exit_code, message, step} ·
     restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
     finished {state, cause, exit_code}
+script, rank 0, by launch_client:
+    progress {attempt, step}
 worker, rank 0:
     training_started {attempt, step, resumed_from, rejected: [{name, problem}], init_from, total_steps, steps_per_epoch,
                       world_size, accumulate} ·
