@@ -54,9 +54,10 @@ def choose_engine(facts: Facts, *, script: bool, remarks: Remarks, refusals: lis
     supported = torch is None or supports(torch)
     if supported and forced != "torchrun":
         return Engine(name="agent")
-    why = f"{FORCE}=torchrun" if supported else f"torch {torch} in {of_workers(facts).python}"
-    knows = "" if supported else f": the agent knows {supported_torch('and')}"
-    return Engine(name="torchrun", reason=f"{why}{knows}; it supervises torchrun instead, without fast restart")
+    if supported:
+        return Engine(name="torchrun", reason=f"{FORCE}=torchrun: the agent supervises torchrun, without fast restart")
+    known = f"torch {torch} in {of_workers(facts).python}: the agent knows {supported_torch('and')}"
+    return Engine(name="torchrun", reason=f"{known}; it supervises torchrun instead, without fast restart")
 
 
 def supports(torch: str) -> bool:
