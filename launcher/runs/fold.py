@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -143,7 +144,7 @@ def _node_joined(record: RunRecord, event: Event) -> RunRecord:
 def _agent_lost(record: RunRecord, event: Event) -> RunRecord:
     lost = _int(event.get("node"))
     workers = tuple(worker for worker in record.workers if worker["node"] != lost)
-    return replace(_set_node(record, lost, state="lost"), workers=workers)
+    return replace(_set_node(record, lost, state="lost", status=_int(event.get("status"))), workers=workers)
 
 
 def _waiting(record: RunRecord, event: Event) -> RunRecord:
@@ -275,10 +276,24 @@ def _judge(record: RunRecord, alive: bool | None) -> RunRecord:
     if alive is None:
         sentence = f"last seen {was}; whether it is alive cannot be told from here, ask on {record.host or 'its host'}"
         return replace(record, state=RunState.UNKNOWN, sentence=sentence)
+    gone = replace(record, state=RunState.FAILED, ended_s=record.last_event_s)
+    lost = next((node for node in record.nodes if node["state"] == "lost" and node.get("status") is not None), None)
+    if lost is not None:
+        return _without_agent(gone, lost)
     sentence = f"it is gone, and did not say why; last seen {was} (its processes were killed, or the machine went down)"
-    return replace(
-        record, state=RunState.FAILED, cause=Cause.LAUNCHER_LOST, sentence=sentence, ended_s=record.last_event_s
+    return replace(gone, cause=Cause.LAUNCHER_LOST, sentence=sentence)
+
+
+def _without_agent(record: RunRecord, lost: NodeRecord) -> RunRecord:
+    """A run that ended with an agent that was not replaced: a fault of ours, or it was killed too often."""
+    code = os.waitstatus_to_exitcode(lost["status"])
+    cause = Cause.INTERNAL if code >= 0 else Cause.NODE_LOST
+    how = (
+        f"ended by itself (exit {code}), and logs/agents.log says why" if code >= 0 else f"was killed by signal {-code}"
     )
+    where = f"node {lost['node']}" + (f" ({lost['host']})" if lost["host"] else "")
+    sentence = f"{POLICIES[cause].sentence}: the agent of {where} {how}"
+    return replace(record, cause=cause, sentence=sentence)
 
 
 def _set_node(record: RunRecord, node: Any, **fields: Any) -> RunRecord:

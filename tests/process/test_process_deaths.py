@@ -87,7 +87,7 @@ def test_without_resume_a_lost_node_is_the_end_with_a_reason(launch: Launch, rec
     assert run.wait() == 1, run.text
     assert run.result["cause"] == "node_lost"
     assert "the agent of node 1" in run.text
-    assert "not restarted: the script declares no `resume:`" in run.text
+    assert "not retried: the script declares no `resume:`" in run.text
 
 
 def test_a_killed_supervisor_takes_everything_with_it_and_that_is_said(

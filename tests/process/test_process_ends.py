@@ -122,7 +122,7 @@ class TestRestart:
         """F065"""
         run = launch(recipe(self.FAILS_TWICE, resume="self", faults={"max_restarts": 1}))
         assert run.wait() == 7, run.text
-        assert "restarts exhausted (1/1)" in run.text
+        assert "policy  not retried: no restart is left. restarts 1/1" in run.text
         assert run.result["attempts"] == 2
 
     def test_a_killed_worker_restarts_all_of_them(self, launch: Launch, recipe: Recipe) -> None:
@@ -144,7 +144,7 @@ class TestRestart:
         os.kill(run.wait_for_marks("up", ranks=2)[1], signal.SIGKILL)
         assert run.wait() == 137, run.text
         assert run.result["attempts"] == 1
-        assert "not restarted: the script declares no `resume:`" in run.text
+        assert "not retried: the script declares no `resume:`" in run.text
 
     def test_a_lost_peer_is_not_taken_for_the_first_failure(self, launch: Launch, recipe: Recipe) -> None:
         source = (

@@ -205,3 +205,22 @@ def test_any_events_in_any_order_fold_and_follow_the_table(events: list[Event], 
 @given(st.integers(0, len(WHOLE)), st.sampled_from([True, False, None]))
 def test_every_prefix_of_a_run_folds(length: int, alive: bool | None) -> None:
     assert folded(WHOLE[:length], alive).attempts <= 2
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "said"),
+    [
+        (256, Cause.INTERNAL, "the agent of node 1 (here) ended by itself (exit 1), and logs/agents.log says why"),
+        (9, Cause.NODE_LOST, "a node was lost: the agent of node 1 (here) was killed by signal 9"),
+    ],
+)
+def test_a_run_that_ended_with_its_agent_says_so(status: int, cause: Cause, said: str) -> None:
+    told = [*RUNNING, {"event": "agent_lost", "node": 1, "pid": 11, "status": status}]
+    record = fold(told, False, None)
+    assert (record.state, record.cause) == (RunState.FAILED, cause)
+    assert said in record.sentence
+
+
+def test_the_exit_codes_of_the_newest_attempt_are_kept() -> None:
+    assert fold(WHOLE[:9], True, None).exits == {1: 137}
+    assert fold(WHOLE, False, None).exits == {0: 0, 1: 0}
