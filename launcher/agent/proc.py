@@ -95,14 +95,18 @@ def reap(pid: int) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def kill_group(pid: int) -> None:
-    """SIGKILL the process group that a process leads, but for its janitors. One that is already gone is fine."""
+def kill_group(pid: int, *, of_another: bool = False) -> None:
+    """SIGKILL the process group that a process leads, but for its janitors. One that is already gone is fine.
+
+    of_another: its members are not below this process, and looked for everywhere.
+    """
+    members = _group_by_scan if of_another else _members
     with contextlib.suppress(ProcessLookupError):
-        if not any(map(_is_spared, _members(pid))):
+        if not any(map(_is_spared, members(pid))):
             os.killpg(pid, signal.SIGKILL)
             return
         os.killpg(pid, signal.SIGSTOP)  # so that nobody forks while they are looked through
-        for member in _members(pid):
+        for member in members(pid):
             send_signal(member, signal.SIGCONT if _is_spared(member) else signal.SIGKILL)
 
 
@@ -142,6 +146,10 @@ def _members(group: int) -> set[int]:
     return {pid for pid in found if _group_of(pid) == group}
 
 
+def _group_by_scan(group: int) -> set[int]:
+    return {pid for pid in _all_pids() if _group_of(pid) == group}
+
+
 def _group_of(pid: int) -> int | None:
     """The process group of a living process."""
     fields = _stat(pid)
@@ -170,8 +178,11 @@ def _children_of(pid: int) -> set[int]:
 
 def _children_by_scan() -> set[int]:
     me = os.getpid()
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return {pid for pid in pids if (fields := _stat(pid)) and int(fields[1]) == me}
+    return {pid for pid in _all_pids() if (fields := _stat(pid)) and int(fields[1]) == me}
+
+
+def _all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _stat(pid: int) -> list[str]:

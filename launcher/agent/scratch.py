@@ -25,7 +25,8 @@ from launcher.agent import proc
 
 _NAME = re.compile(r"launch-(?P<run>[^-]+)-(?P<pid>\d+)-(?P<start>[0-9a-f]+)-(?P<place>[0-9a-f]{8})")
 _MAX_LENGTH = 68
-"""A longer path leaves no room for the sockets below it."""
+"""A longer path leaves no room for the sockets below it: the folder is made in `_SHORT` then."""
+_SHORT = "/tmp"
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -34,7 +35,7 @@ def make(run_id: str) -> None:
     base = tempfile.gettempdir()
     folder = Path(base, _name(run_id))
     if len(os.fsencode(folder)) > _MAX_LENGTH:
-        folder = Path("/tmp", folder.name)
+        folder = Path(_SHORT, folder.name)
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
@@ -63,12 +64,13 @@ def clear() -> None:
 
 def sweep() -> None:
     """Remove what killed runs of this user have left here."""
-    for folder, run in _abandoned(Path(tempfile.gettempdir())):
-        if run not in _living_runs():
-            shutil.rmtree(folder, ignore_errors=True)
+    for base in {tempfile.gettempdir(), _SHORT}:
+        for folder, run in _abandoned(base):
+            if run not in _living_runs():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _abandoned(base: Path) -> Iterator[tuple[Path, str]]:
+def _abandoned(base: str) -> Iterator[tuple[Path, str]]:
     """Folders of dead owners, with the end of their run's id."""
     for entry in os.scandir(base):
         match = _NAME.fullmatch(entry.name)

@@ -316,7 +316,8 @@ class Workers:
         for worker in self._workers.values():
             if worker.exit_code is None:
                 if worker.pid:
-                    proc.kill_group(worker.pid)  # its loader processes; they have no parent-death signal
+                    # Its loader processes: they have no parent-death signal, and the supervisor as their parent now.
+                    proc.kill_group(worker.pid, of_another=True)
                 worker.pid = worker.pid or -1
                 self._ended(worker, KILLED)
 
