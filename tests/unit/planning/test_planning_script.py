@@ -214,10 +214,8 @@ def test_variables_of_the_recipe_may_name_the_run_directory_and_those_of_the_env
 
 def test_setup_runs_before_the_torchrun_line_in_the_shell_that_the_agent_uses(tmp_path: Path) -> None:
     recipe = script(setup=('export GREETING="it\'s"', "if true; then\n  export N=2\nfi"), args=("a b",))
-    says = 'printf "%s\n" "$GREETING" "$N" "$OMP_NUM_THREADS" "$@"'
-    (tmp_path / "torchrun").write_text(f"#!/bin/sh
-{says}
-")
+    says = 'printf "%s\\n" "$GREETING" "$N" "$OMP_NUM_THREADS" "$@"'
+    (tmp_path / "torchrun").write_text(f"#!/bin/sh\n{says}\n")
     (tmp_path / "torchrun").chmod(0o755)
     (line,) = plan(recipe, facts()).torchrun
     assert "\n" not in line
