@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -286,11 +285,9 @@ def _judge(record: RunRecord, alive: bool | None) -> RunRecord:
 
 def _without_agent(record: RunRecord, lost: NodeRecord) -> RunRecord:
     """A run that ended with an agent that was not replaced: a fault of ours, or it was killed too often."""
-    code = os.waitstatus_to_exitcode(lost["status"])
-    cause = Cause.INTERNAL if code >= 0 else Cause.NODE_LOST
-    how = (
-        f"ended by itself (exit {code}), and logs/agents.log says why" if code >= 0 else f"was killed by signal {-code}"
-    )
+    code, signum = lost["status"] >> 8, lost["status"] & 0x7F
+    cause = Cause.NODE_LOST if signum else Cause.INTERNAL
+    how = f"was killed by signal {signum}" if signum else f"ended by itself (exit {code}), and logs/agents.log says why"
     where = f"node {lost['node']}" + (f" ({lost['host']})" if lost["host"] else "")
     sentence = f"{POLICIES[cause].sentence}: the agent of {where} {how}"
     return replace(record, cause=cause, sentence=sentence)

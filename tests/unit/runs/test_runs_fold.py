@@ -222,5 +222,5 @@ def test_a_run_that_ended_with_its_agent_says_so(status: int, cause: Cause, said
 
 
 def test_the_exit_codes_of_the_newest_attempt_are_kept() -> None:
-    assert fold(WHOLE[:9], True, None).exits == {1: 137}
+    assert fold(WHOLE[:13], True, None).exits == {1: 137}
     assert fold(WHOLE, False, None).exits == {0: 0, 1: 0}
