@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from jobs.durable import fsync, write_durably, write_hashed
 from jobs.folders import Progress, complete, named, plain_json, progress_of, read_state, step_of
-from jobs.manifest import FORMAT, STATE, BrokenError, Manifest, read_manifest, seal, verify
-from jobs.state import CheckpointError, TrainingState, reasons
+from jobs.manifest import FORMAT, STATE, BrokenError, Manifest, compare, look, read_manifest, seal, share, verify
+from jobs.state import CheckpointError, DifferenceError, TrainingState, reasons
 from jobs.storage import Writer
 from jobs.world import Meeting
 
@@ -105,36 +105,29 @@ class Checkpoints:
         except OSError as error:
             raise SaveError(f"no checkpoint can be written to {self.folder}: {error}") from error
 
-    def choose(self, meeting: Meeting) -> Choice:
-        """The newest checkpoint that is complete and verified, which the ranks do together.
+    def resume(self, meeting: Meeting, state: TrainingState, group: ProcessGroup | None) -> tuple[Choice, Progress]:
+        """Go on from the newest checkpoint that is complete and verified; all ranks together.
 
-        Removes what dead attempts left half-written, and puts aside what is broken. Raises CheckpointError where there
-        are checkpoints and none can be used: to train from zero over them is for a person to decide.
+        The ranks share the verification, which is done while the tensors are read. Removes what dead attempts left
+        half-written, and puts aside what is broken. Raises CheckpointError where there are checkpoints and none can be
+        used: to train from zero over them is for a person to decide; or where the checkpoint is of another training.
         """
-        rejected = [Rejected(**other) for other in meeting.decide("look for checkpoints", self._clean)]
+        rejected = [Rejected(**remark) for remark in meeting.decide("look for checkpoints", self._clean)]
         names = meeting.decide("list the checkpoints", lambda: named(self.folder))
         for name in reversed(names):
-            problem = self._problem(name, meeting)
+            problem = _first(meeting.gather(f"look at {name}", partial(self._look, name)))
+            problem = problem or self._load(name, meeting, state, group)
             if not problem:
                 broken = [other.name for other in rejected if other.name in names]
-                meeting.decide("put broken checkpoints aside", lambda: self._put_aside(broken))  # noqa: B023 - at once
-                return Choice(name=name, rejected=tuple(rejected))
+                meeting.decide("put broken checkpoints aside", partial(self._put_aside, broken))
+                return Choice(name=name, rejected=tuple(rejected)), progress_of(self.folder / name)
             rejected.append(Rejected(name=name, problem=problem))
         if names:
             found = "\n  ".join(f"{other.name} {other.problem}" for other in rejected)
             raise CheckpointError(
                 f"{self.folder}: no checkpoint can be used\n  {found}\nmove them away to start from zero"
             )
-        return Choice(name=None, rejected=tuple(rejected))
-
-    def load(self, name: str, state: TrainingState, group: ProcessGroup | None) -> Progress:
-        """Restore model and optimizer in place. Raises CheckpointError where the checkpoint is of another training."""
-        path = self.folder / name
-        saved = read_state(path)
-        if saved.get("scaler") is not None:
-            raise CheckpointError(f"{path} has the state of a gradient scaler, and this training has none")
-        state.restore(path, saved["optimizer"], group)
-        return progress_of(path)
+        return Choice(name=None, rejected=tuple(rejected)), Progress()
 
     def save(self, state: TrainingState, progress: Progress, group: ProcessGroup | None) -> Saved:
         """Write a checkpoint, all ranks together; when it returns it is complete on disk and the old ones are gone.
@@ -180,20 +173,15 @@ class Checkpoints:
 
     def is_intact(self, name: str) -> bool:
         """Whether a checkpoint reads back as it was written; says what does not. For one rank only."""
-        if problem := self._look(name, 0, 1):
+        if problem := _broken(partial(verify, self.folder / name)):
             print(f"{name} {problem}", flush=True)
         return not problem
 
-    def _problem(self, name: str, meeting: Meeting) -> str:
-        """Why a checkpoint cannot be used; empty where it can. The ranks share the reading."""
-        world = meeting.world
-        problems = meeting.gather(f"verify {name}", partial(self._look, name, world.rank, world.size))
-        return next(filter(None, problems), "")
-
-    def _look(self, name: str, part: int, parts: int) -> str:
+    def _look(self, name: str) -> str:
+        """Why a checkpoint cannot be used, as far as it is seen without reading the tensors; empty where it can."""
         path = self.folder / name
         try:
-            verify(path, part=part, parts=parts)
+            look(path)
             state = read_state(path)
         except (BrokenError, CheckpointError) as error:
             return f"is broken: {error}"
@@ -202,6 +190,23 @@ class Checkpoints:
         if state["step"] != step_of(name):
             return f"is broken: {STATE} says step {state['step']}"
         return ""
+
+    def _load(self, name: str, meeting: Meeting, state: TrainingState, group: ProcessGroup | None) -> str:
+        """Restore model and optimizer in place. Returns why that is worth nothing; empty where it is not."""
+        path, world = self.folder / name, meeting.world
+        saved, manifest = read_state(path), read_manifest(path)
+        if saved["scaler"] is not None:
+            raise DifferenceError(f"{path} has the state of a gradient scaler, and this training has none")
+        try:
+            hashes = state.restore(path, saved["optimizer"], group, verify=share(manifest, world.rank, world.size))
+        except DifferenceError:
+            raise
+        except CheckpointError:  # is it the file?
+            part = partial(verify, path, part=world.rank, parts=world.size)
+            if problem := _first(meeting.gather(f"verify {name}", partial(_broken, part))):
+                return problem
+            raise
+        return _first(meeting.gather(f"compare {name}", partial(_broken, partial(compare, manifest, hashes))))
 
     def _clean(self) -> list[dict[str, str]]:
         """Remove what dead attempts left. Returns what is worth saying about it (fields of Rejected)."""
@@ -264,3 +269,16 @@ class Checkpoints:
             aside = _ASIDE.fullmatch(path.name)
             if path.name.endswith(_DELETED) or (aside is not None and int(aside[1]) < oldest_step):
                 shutil.rmtree(path)
+
+
+def _broken(check: Callable[[], None]) -> str:
+    """What a check found; empty where it found nothing."""
+    try:
+        check()
+    except BrokenError as error:
+        return f"is broken: {error}"
+    return ""
+
+
+def _first(problems: list[str]) -> str:
+    return next(filter(None, problems), "")

@@ -12,9 +12,8 @@ from typing import IO
 import xxhash
 
 Bytes = bytes | bytearray | memoryview
-_WRITE_BYTES = 1 << 20
-"""Hashed, and then written while it is in the processor's cache."""
-_READ_BYTES = 1 << 18
+BLOCK_BYTES = 1 << 18
+"""What is hashed at once: it is still in the processor's cache when it is written, or has just been read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +40,8 @@ class HashedFile:
     def write(self, data: Bytes) -> None:
         """Append all of it."""
         view = memoryview(data).cast("B")
-        for start in range(0, len(view), _WRITE_BYTES):
-            part = view[start : start + _WRITE_BYTES]
+        for start in range(0, len(view), BLOCK_BYTES):
+            part = view[start : start + BLOCK_BYTES]
             self._digest.update(part)
             self._size_bytes += len(part)
             while part:
@@ -92,7 +91,7 @@ def fsync(path: Path) -> None:
 def hash_file(path: Path) -> str:
     """xxh3-128 of a file, read once. By read and not by mmap: a disk that fails is an error then, not a SIGBUS."""
     digest = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_READ_BYTES))
+    buffer = memoryview(bytearray(BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(buffer[:count])

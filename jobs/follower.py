@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,20 @@ from launcher import redact
 from launcher.runs.events import EventWriter
 from launcher.runs.metrics import Record, fold_metrics
 from launcher.runs.rundir import RunDir
+from launcher.runs.sync import FOLDER, ORDER, UPLOAD, read_sent, sent_path
 
 POLL_S = 0.5
 ORPHANED_S = 5.0
 """How long this process may outlive a training that died."""
-FOLDER = "tracking"
-"""In the run directory: what was sent, and what the trackers print."""
 
 
 class Sent:
     """How far a tracker has got, kept over restarts: a step that was sent is not sent again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, before: Iterable[Path] = ()) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._steps = dict(zip(("train", "eval"), map(int, os.read(self._fd, 100).split()), strict=False))
+        known = [read_sent(each) for each in (path, *before)]
+        self._steps = {part: max(steps[part] for steps in known) for part in known[0]}
 
     def new(self, record: Record) -> Record:
         """What of a record was not sent yet; without values where all of it was."""
@@ -57,6 +57,11 @@ class Sent:
             self._steps[_part(name)] = step
         text = " ".join(f"{self._steps.get(part, 0):020d}" for part in ("train", "eval"))
         os.pwrite(self._fd, text.encode(), 0)
+
+
+def start_ledgers(trackers: Sequence[Tracker], folder: Path) -> list[Sent]:
+    """How far each tracker has got."""
+    return [Sent(sent_path(folder, t.ledger), [sent_path(folder, name) for name in t.before]) for t in trackers]
 
 
 class Follower:
@@ -107,13 +112,20 @@ def follow(order: dict[str, Any], orders: Orders, folder: Path) -> None:
     """Send what is there and what comes, until the training has ended."""
     run_dir = RunDir(Path(order["run_dir"]))
     trackers = start_trackers(order, folder)
-    followers = [Follower(run_dir.metrics, t, Sent(folder / f"{t.name}.sent")) for t in trackers]
+    if order.get("upload"):
+        sent_path(folder, UPLOAD).unlink(missing_ok=True)
+    else:
+        (folder / ORDER).write_text(json.dumps(order))  # `launch sync` gives it again
+    sent = start_ledgers(trackers, folder)
+    followers = [Follower(run_dir.metrics, *pair) for pair in zip(trackers, sent, strict=True)]
     _announce(run_dir, order, trackers)
     while orders.wait(POLL_S):
         _send_all(followers)
     _send_all(followers)
     for tracker in trackers:
         tracker.finish(orders.exit_code)
+    if order.get("upload"):
+        sent_path(folder, UPLOAD).replace(sent_path(folder, "wandb"))  # not before W&B has said that it has everything
 
 
 class Orders:
@@ -149,7 +161,7 @@ def _send_all(followers: list[Follower]) -> None:
 def _announce(run_dir: RunDir, order: dict[str, Any], trackers: list[Tracker]) -> None:
     facts = {tracker.name: tracker.facts() for tracker in trackers}
     EventWriter(run_dir.path, FOLDER).write("tracking", attempt=order["attempt"], **facts)
-    if order["attempt"] == 1:
+    if order["attempt"] == 1 or order.get("upload"):
         for tracker in trackers:
             print(tracker.sentence(), flush=True)
 

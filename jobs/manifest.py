@@ -9,7 +9,7 @@ The metrics stand here since an evaluation may come after the save: one file is 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,24 +74,50 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(files=files, metrics=metrics)
 
 
-def verify(folder: Path, *, part: int = 0, parts: int = 1) -> None:
-    """Compare every file with the manifest: names, sizes, then hashes. Raises BrokenError.
-
-    The hashes of one part of the files only, where several ranks share the work.
-    """
+def look(folder: Path) -> Manifest:
+    """What can be verified without reading the tensors: names, sizes, the files in JSON. Raises BrokenError."""
     manifest = read_manifest(folder)
     _check_names(folder, manifest)
     for name, info in manifest.files.items():
         size_bytes = (folder / name).stat().st_size
         if size_bytes != info.size_bytes:
             raise BrokenError(f"{name} has {size_bytes:,} bytes instead of {info.size_bytes:,}")
-    for name in sorted(manifest.files)[part::parts]:
+    _compare_files(folder, manifest, [TENSORS, STATE])
+    return manifest
+
+
+def verify(folder: Path, *, part: int = 0, parts: int = 1) -> None:
+    """Compare everything with the manifest. Raises BrokenError.
+
+    One part of the files of tensors, where several ranks share the work.
+    """
+    manifest = look(folder)
+    _compare_files(folder, manifest, share(manifest, part, parts))
+
+
+def share(manifest: Manifest, part: int, parts: int) -> list[str]:
+    """The files of tensors that one of several ranks verifies."""
+    return sorted(manifest.files.keys() - {TENSORS, STATE}, key=_number)[part::parts]
+
+
+def compare(manifest: Manifest, hashes: Mapping[str, str]) -> None:
+    """Raise BrokenError where the hash of a file is not the one of the manifest."""
+    for name, found in hashes.items():
+        if found != manifest.files[name].xxh3_128:
+            raise BrokenError(f"{name} has the hash {found} instead of {manifest.files[name].xxh3_128}")
+
+
+def _compare_files(folder: Path, manifest: Manifest, names: Sequence[str]) -> None:
+    for name in names:
         try:
             found = hash_file(folder / name)
         except OSError as error:
             raise BrokenError(f"{name} cannot be read: {error.strerror}") from error
-        if found != manifest.files[name].xxh3_128:
-            raise BrokenError(f"{name} has the hash {found} instead of {manifest.files[name].xxh3_128}")
+        compare(manifest, {name: found})
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("rank-").partition(".")[0])
 
 
 def _check_names(folder: Path, manifest: Manifest) -> None:

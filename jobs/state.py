@@ -11,7 +11,7 @@ they are not state. `state` names every slot, so that one that is missing among 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,10 @@ _Slots = dict[Tensor, dict[str, Any]]
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be used, or cannot be written: to try again would not help."""
+
+
+class DifferenceError(CheckpointError):
+    """A checkpoint is of another training than this one."""
 
 
 class TrainingState:
@@ -62,19 +66,28 @@ class TrainingState:
             "state": {name: _describe(name, slots) for name, slots in self._slots().items()},
         }
 
-    def restore(self, folder: Path, numbers: Numbers, group: ProcessGroup | None) -> None:
-        """Put back what `tensors` and `numbers` gave. Raises CheckpointError, with every difference."""
-        reader = open_tensors(folder)
+    def restore(
+        self, folder: Path, numbers: Numbers, group: ProcessGroup | None, *, verify: Collection[str] = ()
+    ) -> dict[str, str]:
+        """Put back what `tensors` and `numbers` gave. Returns the hashes of the files that are named in `verify`.
+
+        Raises DifferenceError, with every difference and before anything is changed; CheckpointError where a file
+        cannot be read.
+        """
+        reader = open_tensors(folder, verify=verify)
         slots, wanted, differences = self._expected(numbers, reader.tensors)
         differences += model_differences(self.net, reader.tensors)
         surplus = reader.tensors.keys() - wanted.keys() - {f"model/{name}" for name in self.net.state_dict()}
         differences += [f"{key}: not in this training" for key in sorted(surplus) if key.startswith("optimizer/")]
         if differences:
-            raise CheckpointError("\n  ".join([f"{folder} is of another training:", *differences]))
+            raise DifferenceError("\n  ".join([f"{folder} is of another training:", *differences]))
         read_tensors(reader, folder, {**model_tensors(self.net), **wanted}, group)
+        self.optimizer.state.clear()  # of a checkpoint that turned out to be broken after it was read
         self.optimizer.state.update(slots)
-        for options, changes in zip(self.optimizer.param_groups, numbers["groups"], strict=True):
-            options.update(changes)
+        groups = zip(self.optimizer.param_groups, self._made_with, numbers["groups"], strict=True)
+        for options, made_with, changes in groups:
+            options.update({**made_with, **changes})
+        return reader.hashes
 
     def _expected(
         self, numbers: Numbers, saved: Mapping[str, TensorStorageMetadata]
@@ -121,7 +134,7 @@ def restore_model(net: nn.Module, folder: Path, group: ProcessGroup | None) -> N
     """Put back the model alone. Raises CheckpointError, with every difference."""
     reader = open_tensors(folder)
     if differences := model_differences(net, reader.tensors):
-        raise CheckpointError("\n  ".join([f"{folder} is of another model:", *differences]))
+        raise DifferenceError("\n  ".join([f"{folder} is of another model:", *differences]))
     read_tensors(reader, folder, model_tensors(net), group)
 
 
@@ -147,10 +160,10 @@ def model_differences(net: nn.Module, saved: Mapping[str, TensorStorageMetadata]
     return differences
 
 
-def open_tensors(folder: Path) -> Reader:
+def open_tensors(folder: Path, *, verify: Collection[str] = ()) -> Reader:
     """The tensors of a checkpoint. Raises CheckpointError where their list cannot be read."""
     try:
-        return Reader(folder)
+        return Reader(folder, verify=verify)
     except TensorFileError as error:
         raise CheckpointError(f"{folder}: {error}") from error
 

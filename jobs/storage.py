@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,10 +105,14 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads a folder. Raises TensorFileError where the list cannot be read."""
+    """Reads a folder. Raises TensorFileError where the list cannot be read.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    `verify`: files that this rank reads whole, whatever it needs of them; afterwards their hashes are in `hashes`.
+    """
+
+    def __init__(self, folder: Path, *, verify: Collection[str] = ()) -> None:
+        self.hashes: dict[str, str] = {}
+        self._folder, self._verify = folder, frozenset(verify)
         self.tensors, self._places = _read_list(folder)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -131,30 +135,44 @@ class Reader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what this rank needs, file by file."""
-        by_file: dict[str, list[ReadItem]] = {}
+        by_file: dict[str, dict[_Place, list[ReadItem]]] = {name: {} for name in self._verify}
         for item in plan.items:
             place = (item.storage_index.fqn, tuple(item.storage_index.offset or ()))
-            by_file.setdefault(self._places[place], []).append(item)
-        for name, items in sorted(by_file.items()):
-            with TensorFile(self._folder / name) as file:
-                for item in items:
-                    self._read(file, item, planner)
+            by_file.setdefault(self._places[place], {}).setdefault(place, []).append(item)
+        for name, chunks in sorted(by_file.items()):
+            self._read_file(name, chunks, planner)
         return _finished(None)
 
-    def _read(self, file: TensorFile, item: ReadItem, planner: LoadPlanner) -> None:
-        meta = self.tensors[item.storage_index.fqn]
-        offset = tuple(item.storage_index.offset or ())
+    def _read_file(self, name: str, chunks: Mapping[_Place, list[ReadItem]], planner: LoadPlanner) -> None:
+        hashed = name in self._verify
+        with TensorFile(self._folder / name, hashed=hashed) as file:
+            begins = {place: file.begin_of(*self._stored(place)) for place in chunks}
+            for place in sorted(chunks, key=begins.__getitem__):
+                self._read_chunk(file, begins[place], place, chunks[place], planner)
+            if hashed:
+                self.hashes[name] = file.finish()
+
+    def _stored(self, place: _Place) -> tuple[str, torch.dtype, tuple[int, ...]]:
+        """Name, type and shape of a chunk in its file."""
+        name, offset = place
+        meta = self.tensors[name]
         shape = next(tuple(chunk.sizes) for chunk in meta.chunks if tuple(chunk.offsets) == offset)
-        dtype = meta.properties.dtype
-        begin = file.begin_of(_name_in_file(item.storage_index.fqn, offset, shape, tuple(meta.size)), dtype, shape)
-        target = planner.resolve_tensor(item).detach()
-        if _is_readable_into(target, dtype) and tuple(item.lengths) == shape:
-            file.read_into(target, begin)
+        return _name_in_file(name, offset, shape, tuple(meta.size)), meta.properties.dtype, shape
+
+    def _read_chunk(
+        self, file: TensorFile, begin: int, place: _Place, items: Sequence[ReadItem], planner: LoadPlanner
+    ) -> None:
+        _, dtype, shape = self._stored(place)
+        targets = [planner.resolve_tensor(item).detach() for item in items]
+        if len(items) == 1 and tuple(items[0].lengths) == shape and _is_readable_into(targets[0], dtype):
+            file.read_into(targets[0], begin)
         else:
             chunk = torch.empty(shape, dtype=dtype)
             file.read_into(chunk, begin)
-            target.copy_(narrow_tensor_by_index(chunk, item.storage_offsets, item.lengths))
-        planner.commit_tensor(item, target)
+            for item, target in zip(items, targets, strict=True):
+                target.copy_(narrow_tensor_by_index(chunk, item.storage_offsets, item.lengths))
+        for item, target in zip(items, targets, strict=True):
+            planner.commit_tensor(item, target)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+import xxhash
 from torch import Tensor
 
-from jobs.durable import FileInfo, hashed_file
+from jobs.durable import BLOCK_BYTES, FileInfo, hashed_file
 
 _TYPES = {
     torch.float64: "F64",
@@ -102,10 +103,15 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 
 class TensorFile:
-    """A file of tensors, opened for reading. Raises TensorFileError for whatever is wrong in it."""
+    """A file of tensors, opened for reading. Raises TensorFileError for whatever is wrong in it.
 
-    def __init__(self, path: Path) -> None:
+    hashed: everything is read, in the order of the file, and hashed while it is in the processor's cache: to read and
+    to verify is then one pass over the file.
+    """
+
+    def __init__(self, path: Path, *, hashed: bool = False) -> None:
         self._path = path
+        self._digest = xxhash.xxh3_128() if hashed else None
         self._file: IO[bytes] = path.open("rb", buffering=0)
         try:
             self._size_bytes = path.stat().st_size
@@ -136,21 +142,51 @@ class TensorFile:
         raise TensorFileError(f"{self._path.name}: {name} is {found}, not {dtype} {list(shape)}")
 
     def read_into(self, tensor: Tensor, begin: int) -> None:
-        """Fill a contiguous tensor on the CPU."""
+        """Fill a contiguous tensor on the CPU. In a hashed file each begins where the one before ended, or later."""
+        self._go_to(min(begin, self._size_bytes))
         view = as_bytes(tensor)
-        self._file.seek(min(begin, self._size_bytes))
-        while view:
-            count = self._file.readinto(view)  # type: ignore[attr-defined]
+        for start in range(0, len(view), BLOCK_BYTES):
+            self._read(view[start : start + BLOCK_BYTES])
+
+    def finish(self) -> str:
+        """Read the rest of a hashed file; its xxh3-128."""
+        assert self._digest is not None
+        self._go_to(self._size_bytes)
+        return str(self._digest.hexdigest())
+
+    def _go_to(self, place: int) -> None:
+        if self._digest is None:
+            self._file.seek(place)
+            return
+        gap_bytes = place - self._file.tell()
+        if gap_bytes < 0:
+            raise TensorFileError(f"{self._path.name}: two tensors lie upon each other")
+        scratch = memoryview(bytearray(min(gap_bytes, BLOCK_BYTES)))
+        while gap_bytes:
+            part = scratch[:gap_bytes]
+            self._read(part)
+            gap_bytes -= len(part)
+
+    def _read(self, view: memoryview) -> None:
+        rest = view
+        while rest:
+            count = self._file.readinto(rest)  # type: ignore[attr-defined]
             if not count:
                 raise TensorFileError(f"{self._path.name} ends too early")
-            view = view[count:]
+            rest = rest[count:]
+        if self._digest is not None:
+            self._digest.update(view)
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
-        length = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
+        prefix = bytearray(_LENGTH_BYTES)
+        self._read(memoryview(prefix))
+        length = int.from_bytes(prefix, "little")
         if length > min(_MAX_HEADER_BYTES, self._size_bytes - _LENGTH_BYTES):
             raise TensorFileError(f"{self._path.name} says that its header has {length:,} bytes")
+        text = bytearray(length)
+        self._read(memoryview(text))
         try:
-            header = json.loads(self._file.read(length))
+            header = json.loads(text)
         except ValueError as error:
             raise TensorFileError(f"{self._path.name} has a header that is no JSON: {error}") from error
         if not isinstance(header, dict):

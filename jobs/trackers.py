@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import netrc
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
-from urllib.parse import urlsplit
 
-PROBE_S = 2.0
-"""How long the W&B server may take to accept a connection."""
+from launcher.planning import wandb_login
+from launcher.runs.rundir import RunDir
+from launcher.runs.sync import UPLOAD
+
 INIT_S = 30.0
 """How long the W&B server may take to accept a run."""
-_CLOUD = "https://api.wandb.ai"
 
 Mode = Literal["online", "offline"]
 
@@ -24,6 +22,10 @@ class Tracker(Protocol):
     """Takes values of a step."""
 
     name: str
+    ledger: str
+    """Where it is noted how far it has got; another one for a place that has to be filled separately."""
+    before: tuple[str, ...]
+    """Ledgers of others: what they have got is not wanted again."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Send values."""
@@ -58,17 +60,27 @@ class Wandb:
     """Weights & Biases: one run over all attempts, its id is the run id, its axis is `step`."""
 
     name = "wandb"
+    ledger = "wandb"
+    before: tuple[str, ...] = ()
 
     def __init__(self, order: Mapping[str, Any], folder: Path) -> None:
         with (folder / "wandb.log").open("a") as log:
             os.dup2(log.fileno(), 2)  # W&B talks a lot, on standard error
         self._run_dir = Path(order["run_dir"])
         self._mode, self._reason = choose_mode(order["wandb"]["mode"], os.environ)
+        self._must_upload = bool(order.get("upload"))  # `launch sync`, when the training is over
+        if self._must_upload and self._mode != "online":
+            raise ConnectionError(self._reason)
         os.environ.update(WANDB_SILENT="true", WANDB_CONSOLE="off", WANDB_DIR=str(self._run_dir))
         import wandb
 
         self._wandb = wandb
         self._run = self._start(order)
+        if self._mode == "offline":
+            # What is written here still waits for its upload, so an attempt that is online sends it all the same.
+            self.ledger, self.before = "wandb-offline", ("wandb",)
+        if self._must_upload:
+            self.ledger, self.before = UPLOAD, ("wandb",)
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -76,7 +88,7 @@ class Wandb:
         try:
             return self._init(order)
         except (self._wandb.errors.Error, OSError, TimeoutError) as error:
-            if self._mode != "online":
+            if self._mode != "online" or self._must_upload:
                 raise
             self._mode, self._reason = "offline", f"the server refused: {error}".splitlines()[0]
             self._wandb.teardown()  # W&B would still hold the run's id for the try that failed
@@ -120,20 +132,28 @@ class Wandb:
             "reason": self._reason,
             "id": self._run.id,
             "dir": str(Path(self._run.dir).parent),
-            "sync": f"wandb sync {self._run_dir}/wandb/offline-run-*" if self._mode == "offline" else None,
+            "url": self._run.url if self._mode == "online" else None,
+            "sync": self._sync_line() if self._mode == "offline" else None,
         }
 
     def sentence(self) -> str:
         """Where the curves are."""
         if self._mode == "online":
             return f"W&B    {self._run.url}"
-        return f"W&B    offline ({self._reason}): wandb sync {self._run_dir}/wandb/offline-run-*"
+        return f"W&B    offline ({self._reason}): {self._sync_line()}"
+
+    def _sync_line(self) -> str:
+        if RunDir(self._run_dir).plan.exists():
+            return f"launch sync {self._run_dir.name}"
+        return f"wandb sync {self._run_dir}/wandb/offline-run-*"  # started by hand: `launch` does not know it
 
 
 class TensorBoard:
     """Event files that TensorBoard reads."""
 
     name = "tensorboard"
+    ledger = "tensorboard"
+    before: tuple[str, ...] = ()
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary import Writer  # type: ignore[import-untyped]
@@ -175,31 +195,8 @@ def choose_mode(wanted: str, env: Mapping[str, str]) -> tuple[Mode, str]:
     mode = env.get("WANDB_MODE", "auto") if wanted == "auto" else wanted
     if mode == "offline":
         return "offline", "as asked"
-    server = env.get("WANDB_BASE_URL", _CLOUD)
-    if not has_key(server, env):
+    if not wandb_login.key_source(env):
         return "offline", "no key"
-    if problem := unreachable(server):
+    if problem := wandb_login.unreachable(wandb_login.server(env)):
         return "offline", problem
     return "online", ""
-
-
-def has_key(server: str, env: Mapping[str, str]) -> bool:
-    """Whether there is a key: in WANDB_API_KEY, or from `wandb login`."""
-    if env.get("WANDB_API_KEY"):
-        return True
-    path = Path(env.get("NETRC") or Path.home() / ".netrc")
-    try:
-        return netrc.netrc(path).authenticators(urlsplit(server).hostname or "") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def unreachable(server: str) -> str:
-    """Why no connection to the server can be made; empty where it can."""
-    parts = urlsplit(server)
-    address = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
-    try:
-        socket.create_connection(address, timeout=PROBE_S).close()
-    except OSError as error:
-        return f"{address[0]}:{address[1]} does not answer: {error}"
-    return ""

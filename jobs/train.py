@@ -27,7 +27,7 @@ from jobs import registry
 from jobs.batches import Batches, divide, read_batches
 from jobs.checkpoint import Checkpoints, Choice
 from jobs.data.base import Data, Source
-from jobs.folders import Progress, read_state, resolve_init
+from jobs.folders import read_state, resolve_init
 from jobs.job import Job, place, read_job, run_id
 from jobs.loader import Loader
 from jobs.report import Reporter
@@ -86,13 +86,12 @@ def train(job: Job, stop: StopRequest) -> int:
     net = make_model(job, device)
     optimizer = registry.build("optimizer", job.train.optimizer.name, job.train.optimizer.options, net.parameters())
     state = TrainingState(net, optimizer)
-    choice = checkpoints.choose(meeting)
-    if choice.name is not None:
-        progress = checkpoints.load(choice.name, state, group)
-        before = read_batches(read_state(checkpoints.folder / choice.name))
-    else:
-        progress, before = Progress(), None
+    choice, progress = checkpoints.resume(meeting, state, group)
+    before = None
+    if choice.name is None:
         initialise(job, net, meeting, group)
+    else:
+        before = read_batches(read_state(checkpoints.folder / choice.name))
     batches = divide(job.data.global_batch_size, world_size=world.size, wanted=job.train.accumulate, before=before)
     checkpoints.record["batches"] = batches.to_record()
     sampler = make_sampler(job, data, world, batches)

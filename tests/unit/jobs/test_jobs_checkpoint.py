@@ -62,9 +62,13 @@ def checkpoints(
     return made
 
 
-def choose(store: Checkpoints) -> Choice:
+def resume(store: Checkpoints, state: TrainingState | None = None) -> tuple[Choice, Progress]:
     world = World(rank=0, size=1, local_rank=0, local_size=1)
-    return store.choose(Meeting(dist.HashStore(), world))
+    return store.resume(Meeting(dist.HashStore(), world), state or new(), None)
+
+
+def choose(store: Checkpoints) -> Choice:
+    return resume(store)[0]
 
 
 def save(store: Checkpoints, *steps: int, accuracy: dict[int, float] | None = None) -> None:
@@ -96,8 +100,8 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     progress = Progress(step=3, samples_seen=24, metrics={"eval/loss": 0.5})
     saved = store.save(state, progress, None)
     other = new()
-    assert choose(store) == Choice(name=saved.name) == Choice(name="step-3")
-    assert store.load("step-3", other, None) == progress
+    assert resume(store, other) == (Choice(name="step-3"), progress)
+    assert saved.name == "step-3"
     assert weights_sha256(other.net) == weights_sha256(state.net)
     for ours, theirs in zip(state.optimizer.state.values(), other.optimizer.state.values(), strict=True):
         assert ours.keys() == theirs.keys()
@@ -114,7 +118,7 @@ def test_an_optimizer_without_state_is_restored_too(tmp_path: Path) -> None:
     store = checkpoints(tmp_path)
     store.save(state, Progress(), None)
     other = new(make=sgd)
-    store.load("step-0", other, None)
+    resume(store, other)
     assert weights_sha256(other.net) == weights_sha256(state.net)
 
 
@@ -126,12 +130,12 @@ def test_what_an_optimizer_changes_in_its_groups_is_state_and_what_it_was_made_w
     store.save(state, Progress(step=1), None)
     assert read_state(store.folder / "step-1")["optimizer"]["groups"] == [{"k": 7, "weight_sum": 0.25}]
     with pytest.raises(CheckpointError, match="optimizer group 0: no option 'k' here"):
-        store.load("step-1", new(), None)
+        resume(store)
     net = network()
     optimizer = adamw(net.parameters(), weight_decay=0.3)
     optimizer.param_groups[0].update(k=0, weight_sum=0.0)
     other = TrainingState(net, optimizer)
-    store.load("step-1", other, None)
+    resume(store, other)
     group = optimizer.param_groups[0]
     assert (group["k"], group["weight_sum"], group["weight_decay"], group["lr"]) == (7, 0.25, 0.3, 1e-3)
     assert optimizer.state[next(net.parameters())]["seen"] == 3
@@ -147,9 +151,8 @@ def test_an_entry_that_is_missing_is_named(tmp_path: Path, gone: str) -> None:
     save(store, 1)
     rewrite(store.folder / "step-1" / "tensors.json", lambda content: content["tensors"].pop(gone))
     reseal(store.folder / "step-1")
-    assert choose(store).name == "step-1"
     with pytest.raises(CheckpointError, match=f"{gone.removeprefix('model/')}: not in the checkpoint"):
-        store.load("step-1", new(), None)
+        resume(store)
 
 
 def test_an_entry_too_many_is_named(tmp_path: Path) -> None:
@@ -159,10 +162,11 @@ def test_an_entry_too_many_is_named(tmp_path: Path) -> None:
     rewrite(store.folder / "step-1" / "state.json", lambda content: content["optimizer"]["state"].pop("0.weight"))
     reseal(store.folder / "step-1")
     with pytest.raises(CheckpointError, match=r"optimizer/0\.weight/exp_avg: not in this training"):
-        store.load("step-1", new(), None)
+        resume(store)
     rewrite(store.folder / "step-1" / "state.json", lambda content: content.update(scaler={"scale": 1.0}))
+    reseal(store.folder / "step-1")
     with pytest.raises(CheckpointError, match="gradient scaler"):
-        store.load("step-1", new(), None)
+        resume(store)
 
 
 def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
@@ -171,12 +175,12 @@ def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
     save(store, 1)
     other = new(nn.Sequential(*network(width=5), nn.Linear(2, 2)))
     with pytest.raises(CheckpointError) as caught:
-        store.load("step-1", other, None)
+        resume(store, other)
     message = str(caught.value)
     assert "0.weight: (3, 4) in the checkpoint, (5, 4) here" in message
     assert "3.weight: not in the checkpoint" in message
     with pytest.raises(CheckpointError, match=r"2\.bias: torch\.float32 in the checkpoint, torch\.bfloat16 here"):
-        store.load("step-1", new(network().bfloat16()), None)
+        resume(store, new(network().bfloat16()))
 
 
 def test_another_optimizer_is_refused(tmp_path: Path) -> None:
@@ -184,7 +188,7 @@ def test_another_optimizer_is_refused(tmp_path: Path) -> None:
     store = checkpoints(tmp_path)
     save(store, 1)
     with pytest.raises(CheckpointError, match="optimizer: AdamW in the checkpoint, SGD here"):
-        store.load("step-1", new(make=sgd), None)
+        resume(store, new(make=sgd))
 
 
 def test_the_newest_are_kept_and_the_best(tmp_path: Path) -> None:
@@ -370,7 +374,7 @@ def test_a_pickle_under_a_good_name_is_never_loaded(tmp_path: Path, name: str) -
     if name != "manifest.json":
         reseal(folder)
     with pytest.raises(CheckpointError):
-        store.load(str(choose(checkpoints(tmp_path)).name), new(), None)
+        resume(store)
     assert not (tmp_path / EXPLODED).exists()
 
 
@@ -386,7 +390,7 @@ def test_a_list_of_tensors_that_leads_elsewhere_is_refused(tmp_path: Path, file:
     rewrite(store.folder / "step-1" / "tensors.json", lead_away)
     reseal(store.folder / "step-1")
     with pytest.raises(CheckpointError, match="is not the name of a file of tensors"):
-        store.load("step-1", new(), None)
+        resume(store)
 
 
 def test_a_checkpoint_of_version_0_1_is_refused_in_a_sentence(tmp_path: Path) -> None:
