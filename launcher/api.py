@@ -105,6 +105,8 @@ class Run:
 
         Raises Refused for a run on another machine.
         """
+        if self.status().state.is_final:
+            return False
         ref = self._reference()
         executor = self._executor or get_executor(ref.executor)
         if executor.observe(ref).alive is None:
