@@ -163,6 +163,21 @@ def test_recipe_of_the_readme_plans(tmp_path: Path) -> None:
         make_plan(load_recipe(tmp_path / name, ()), gather_facts(), run_id="r0", runs_dir="runs")
 
 
+def test_script_of_the_recipes_readme_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "recipes/README.md").read_text("utf-8"), re.DOTALL)
+    python = tmp_path / "envs/ft/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/finetune.py").touch()
+    (tmp_path / "recipes/lora.yaml").write_text(example)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recipe = load_recipe(tmp_path / "recipes/lora.yaml", ["resources.device=cpu"])
+    plan = make_plan(recipe, gather_facts(python=recipe.recipe.python), run_id="r0", runs_dir="runs")
+    assert (plan.worker.python, plan.worker.cwd) == (str(python), str(tmp_path))
+    assert plan.worker.argv[:3] == ("--lr", "2e-4", "--bf16")
+
+
 def test_version_is_the_same_everywhere() -> None:
     versions = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert versions[0] == pyproject()["project"]["version"] == launcher.__version__
