@@ -172,9 +172,10 @@ def test_script_of_the_recipes_readme_plans(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "recipes/finetune.py").touch()
     (tmp_path / "recipes/lora.yaml").write_text(example)
     monkeypatch.setenv("HOME", str(tmp_path))
-    recipe = load_recipe(tmp_path / "recipes/lora.yaml", ["resources.device=cpu"])
-    plan = make_plan(recipe, gather_facts(python=recipe.recipe.python), run_id="r0", runs_dir="runs")
-    assert (plan.worker.python, plan.worker.cwd) == (str(python), str(tmp_path))
+    loaded = load_recipe(tmp_path / "recipes/lora.yaml", ["resources.device=cpu"])
+    assert loaded.recipe.python == str(python)
+    plan = make_plan(loaded, gather_facts(), run_id="r0", runs_dir="runs")
+    assert plan.worker.cwd == str(tmp_path)
     assert plan.worker.argv[:3] == ("--lr", "2e-4", "--bf16")
 
 
