@@ -1,13 +1,19 @@
-"""Whether there is a key for Weights & Biases, and where; the key itself goes nowhere. Standard library only."""
+"""Whether there is a key for Weights & Biases, and a server that answers. The key itself goes nowhere.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
 import netrc
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 CLOUD = "https://api.wandb.ai"
+PROBE_S = 2.0
+"""How long the server may take to accept a connection."""
 
 
 def server(env: Mapping[str, str]) -> str:
@@ -25,3 +31,14 @@ def key_source(env: Mapping[str, str]) -> str:
     except (OSError, netrc.NetrcParseError):
         return ""
     return str(path) if known else ""
+
+
+def unreachable(server: str) -> str:
+    """Why no connection to the server can be made; empty where it can."""
+    parts = urlsplit(server)
+    address = (parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443))
+    try:
+        socket.create_connection(address, timeout=PROBE_S).close()
+    except OSError as error:
+        return f"{address[0]}:{address[1]} does not answer: {error}"
+    return ""

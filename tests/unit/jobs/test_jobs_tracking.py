@@ -120,6 +120,21 @@ def test_one_run_over_all_attempts_and_each_step_once(run_dir: Path, tmp_path: P
     assert calls(tmp_path, "finish") == [0, 75]
 
 
+def test_an_attempt_that_is_online_makes_up_for_those_that_were_not(
+    run_dir: Path, tmp_path: Path, silent_server: str
+) -> None:
+    """F062: what lies in an offline folder is not at the server yet; what is there is not written offline again."""
+    online = {"WANDB_MODE": "online", "WANDB_API_KEY": "x" * 40, "WANDB_BASE_URL": silent_server}
+    write(run_dir, 1, 2)
+    end(follow(run_dir, **fake(tmp_path)))
+    write(run_dir, 3, attempt=2, resumed_from=2)
+    end(follow(run_dir, attempt=2, **fake(tmp_path, **online)))
+    write(run_dir, 4, attempt=3, resumed_from=3)
+    end(follow(run_dir, attempt=3, **fake(tmp_path)))
+    assert [values["step"] for values in calls(tmp_path, "log")] == [1, 2, 1, 2, 3, 4]
+    assert [init["mode"] for init in calls(tmp_path, "init")] == ["offline", "online", "offline"]
+
+
 def test_what_a_dead_training_left_is_sent(run_dir: Path, tmp_path: Path) -> None:
     write(run_dir, 1, 2)
     end(follow(run_dir, **fake(tmp_path)), exit_code=None)
