@@ -123,13 +123,24 @@ def train(job: Job, stop: StopRequest) -> int:
 
     weights = weights_sha256(net)
     report_end(parts, trainer, weights, previous=last_summary(run_dir) if already_complete else {})
-    dist.barrier()
-    dist.destroy_process_group()
+    leave_together()
     if tracking is not None:
         tracking.finish(exit_code=0)  # now that nobody waits for this rank
     if world.rank == 0:
         print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
     return 0 if finished else STOPPED
+
+
+def leave_together() -> None:
+    """Wait for the others and end the group.
+
+    Everything is written down by now, so a peer or a store that has left first is no failure of the training.
+    """
+    try:
+        dist.barrier()
+        dist.destroy_process_group()
+    except RuntimeError as error:  # of torch.distributed, all of them
+        print(f"left without the others, after the end of the training: {error}", flush=True)
 
 
 def place_by_hand(job: Job) -> str:

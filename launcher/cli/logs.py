@@ -32,7 +32,8 @@ def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: in
 
     def chosen() -> list[Path]:
         if rank is node is attempt is None:
-            return [found.console] if found.console.exists() else []
+            # Of a run that never had a worker, all there is is what the agents' own Python said.
+            return [path for path in (found.console, found.agents_log) if path.exists() and path.stat().st_size][:1]
         return select_logs(found, rank=rank, node=node, attempt=attempt)
 
     if follow:

@@ -204,6 +204,11 @@ def _training_started(record: RunRecord, event: Event) -> RunRecord:
     )
 
 
+def _progress(record: RunRecord, event: Event) -> RunRecord:
+    step = _int(event.get("step"))
+    return record if step is None else replace(record, step=step)
+
+
 def _checkpoint_saved(record: RunRecord, event: Event) -> RunRecord:
     return replace(record, checkpoints=(*record.checkpoints, event), step=_int(event.get("step")) or record.step)
 
@@ -238,6 +243,7 @@ _HANDLERS: dict[str, Callable[[RunRecord, Event], RunRecord]] = {
     "stop_requested": _stop_requested,
     "finished": _finished,
     "training_started": _training_started,
+    "progress": _progress,
     "checkpoint_saved": _checkpoint_saved,
     "summary": _summary,
     "tracking": _tracking,

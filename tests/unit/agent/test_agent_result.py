@@ -19,7 +19,7 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause, RunState
 
 DONE = Finish(RunState.SUCCEEDED, Cause.DONE, 0, "all workers finished")
-FAILED = Finish(RunState.FAILED, Cause.WORKER_ERROR, 7, "boom; not restarted")
+FAILED = Finish(RunState.FAILED, Cause.WORKER_ERROR, 7, "boom; not retried")
 FAILURE = Failure(
     attempt=1,
     node=1,

@@ -120,13 +120,14 @@ def test_the_exit_code_is_that_of_the_first_failing_worker(
     """F013: the exit code is kept."""
     failure = {**FIRST, "exit_code": code, "log": "logs/attempt-1/node-1/rank-1.log"}
     end = Ends(
-        "FAILED", "worker_error", code, {"first_failure": failure, "reason": "ValueError: boom; not restarted: no"}
+        "FAILED", "worker_error", code, {"first_failure": failure, "reason": "ValueError: boom; not retried: no"}
     )
     monkeypatch.setattr(place, "script", (*STARTS, end))
     said = launch("train.py", "--nodes", "2")
     assert said.code == code
-    assert "rank 1 on node 1 (here): ValueError: boom" in said.out
-    assert f"exit   {code} (" in said.out
+    assert "first   rank 1 on node 1 (here)" in said.out
+    assert "        ValueError: boom\n" in said.out
+    assert f"   exit {code} (" in said.out
     assert launch("train.py", "--nodes", "2", "--json").json["exit_code"] == code
 
 
@@ -283,4 +284,4 @@ def test_waiting_for_a_node_ends_up_in_the_record(
     monkeypatch.setattr(place, "script", (*STARTS[:4], waits, Ends("FAILED", "rendezvous", 1, {"reason": "node 1"})))
     said = launch("train.py", "--nodes", "2")
     assert said.code == 1
-    assert "FAILED in 21 s: the nodes did not come together" in said.out
+    assert "FAILED: the nodes did not come together, after 21s   exit 1" in said.out

@@ -122,7 +122,7 @@ def test_logs_follow_until_the_end_of_the_run(
     ]
     said = launch("logs", "last", "-f")
     assert said.out == "one\ntwo\n"
-    assert said.err.endswith("FAILED: out of memory\n")
+    assert said.err.endswith("FAILED: CUDA out of memory\n")
     assert launch("logs", "last", "-f", "--rank", "1").out == "rank 1\n"
 
 
@@ -273,7 +273,7 @@ def test_status_says_how_far_the_training_is_and_why_it_failed(tmp_path: Path) -
         {"event": "checkpoint_saved", "step": 300},
         {"event": "tracking", "wandb": {"mode": "offline", "sync": "wandb sync x"}},
     ]
-    result = {"state": "FAILED", "cause": "oom", "reason": "no memory; not restarted", "metrics": {"eval/loss": 0.0812}}
+    result = {"state": "FAILED", "cause": "oom", "reason": "no memory; not retried", "metrics": {"eval/loss": 0.0812}}
     text = status_text(fold(events, False, result, run_id="a"), RunDir(tmp_path))
     for line in (
         "step      300/632",
@@ -282,7 +282,7 @@ def test_status_says_how_far_the_training_is_and_why_it_failed(tmp_path: Path) -
         "W&B       offline: wandb sync x",
     ):
         assert f"  {line}\n" in f"{text}\n"
-    assert "why       no memory; not restarted" in text
+    assert "why       no memory; not retried" in text
     assert "step " not in status_text(fold([], False, None, run_id="a"), RunDir(tmp_path)), "a script says no steps"
 
 
@@ -291,3 +291,27 @@ def test_what_is_complete_says_how_to_go_on() -> None:
     said = complete_text(record, {"train": {"until": "8 epochs"}})
     assert said == "a is already complete at step 632; to go on, give a larger total: train.until=... (now 8 epochs)"
     assert complete_text(record, {"script": "t.py"}) == "a is already complete at step 632"
+
+
+def test_logs_of_a_run_that_never_had_a_worker_are_those_of_its_agents(launch: Launch, done: RunDir) -> None:
+    done.console.unlink()
+    done.agents_log.write_text("ImportError: no such module\n")
+    assert launch("logs", done.run_id).out == "ImportError: no such module\n"
+
+
+def test_report_is_the_last_screen_the_attempts_and_the_time(launch: Launch, done: RunDir) -> None:
+    said = launch("report", done.run_id).out
+    assert said.startswith(f"{done.run_id}  SUCCEEDED")
+    assert "ended by" in said
+    assert "from the command to the first step" in said
+    fields = launch("report", done.run_id, "--json").json
+    assert (fields["run_id"], fields["state"], fields["exit_code"]) == (done.run_id, "SUCCEEDED", 0)
+    assert [attempt["ended_by"] for attempt in fields["attempts"]] == ["finished"]
+    time = fields["time"]
+    assert sum(value for name, value in time.items() if name != "total_s") == pytest.approx(time["total_s"], abs=0.01)
+
+
+def test_report_of_a_run_that_is_alive_says_so(launch: Launch, alive: RunDir) -> None:
+    said = launch("report", alive.run_id).out
+    assert said.startswith(f"{alive.run_id}  RUNNING")
+    assert "it goes on, or nobody wrote it down" in said

@@ -55,7 +55,7 @@ FAILED = {
     "state": "FAILED",
     "cause": "worker_error",
     "exit_code": 7,
-    "reason": "ValueError: boom; not restarted: 3 of 3 restarts are used up",
+    "reason": "ValueError: boom; not retried: 3 of 3 restarts are used up",
     "first_failure": FAILURE,
     "step": 312,
     "restarts": 3,

@@ -224,3 +224,12 @@ def test_a_run_that_ended_with_its_agent_says_so(status: int, cause: Cause, said
 def test_the_exit_codes_of_the_newest_attempt_are_kept() -> None:
     assert fold(WHOLE[:13], True, None).exits == {1: 137}
     assert fold(WHOLE, False, None).exits == {0: 0, 1: 0}
+
+
+def test_the_step_of_a_script_is_what_it_says_of_its_progress() -> None:
+    told = [
+        *RUNNING,
+        {"event": "progress", "attempt": 1, "step": 12},
+        {"event": "progress", "attempt": 1, "step": None},
+    ]
+    assert fold(told, True, None).step == 12
