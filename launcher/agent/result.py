@@ -16,7 +16,7 @@ from launcher.planning.plan import Plan
 from launcher.runs.events import Event, read_events
 from launcher.runs.ledger import time_parts
 from launcher.runs.rundir import RunDir
-from launcher.runs.steps import newest_step
+from launcher.runs.steps import newest_step, noted_checkpoints
 
 
 def write_result(
@@ -45,6 +45,8 @@ def write_result(
 
 def newest_checkpoint(run: RunDir, plan: Plan) -> Path | None:
     """The newest checkpoint that is there: of a script, what its recipe's `resume:` or our folder shows."""
+    if plan.worker.adapter is not None:
+        return next(reversed(noted_checkpoints(run).values()), None)
     pattern = plan.worker.resume_newest or str(run.checkpoints / ("step-*" if plan.worker.kind == "job" else "*"))
     found = find_newest(pattern)
     return None if found is None else Path(found)

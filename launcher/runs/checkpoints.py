@@ -9,15 +9,16 @@ from launcher.errors import Problem, RecipeError
 from launcher.runs.events import read_events
 from launcher.runs.load import read_result
 from launcher.runs.rundir import RunDir
+from launcher.runs.steps import noted_checkpoints
 
 _STEP = re.compile(r"step-(\d+)")
 
 
 def checkpoint_steps(run: RunDir) -> dict[int, Path]:
-    """Step -> folder of the checkpoints that are there, in the order of their steps."""
+    """Step -> checkpoint that is there, in the order of their steps: our folders, and what an adapter has noted."""
     folders = run.checkpoints.iterdir() if run.checkpoints.is_dir() else []
     found = {int(match[1]): path for path in folders if path.is_dir() and (match := _STEP.fullmatch(path.name))}
-    return dict(sorted(found.items()))
+    return dict(sorted({**found, **noted_checkpoints(run)}.items()))
 
 
 def find_checkpoint(run: RunDir, which: str) -> Path:

@@ -1,7 +1,8 @@
 """Events: who, when, what, cause. Append-only JSON lines, one writer per file, so nothing is ever locked.
 
 launch-<time>-<pid>, the command line:
-    created {command, user, host} · resumed {overrides} · submitted {ref} · cancel_requested {host, user}
+    created {command, user, host} · submitted {ref} · cancel_requested {host, user} ·
+    resumed {overrides, nodes: [before, now], code: same|current|unchanged, code_sha256, code_kept}
 supervisor-<pid>:
     supervisor_started {pid, host, channel: {address, port}} · agent_lost {node, pid, status} ·
     supervisor_ended {exit_code}
@@ -17,6 +18,8 @@ head, the head agent:
     finished {state, cause, exit_code}
 script, rank 0, by launch_client:
     progress {attempt, step}
+adapter, rank 0 of a script with `resume: lightning` or `hf`:
+    checkpoint_saved {attempt, step, path, size_bytes, training, files, sha256}
 worker, rank 0:
     training_started {attempt, step, resumed_from, rejected: [{name, problem}], init_from, total_steps, steps_per_epoch,
                       world_size, accumulate} ·

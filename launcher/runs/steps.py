@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.runs.events import parse_object
+from launcher.runs.events import parse_object, read_lines
 from launcher.runs.rundir import RunDir
 
 _TAIL_BYTES = 64 * 1024
@@ -30,3 +30,10 @@ def newest_step(run: RunDir, attempt: int) -> int | None:
     said = [line for path in run.events.glob("*.jsonl") for line in tail(path) if line.get("event") == "progress"]
     steps = [line.get("step") for line in (*tail(run.metrics), *said) if line.get("attempt") == attempt]
     return max((step for step in steps if isinstance(step, int)), default=None)
+
+
+def noted_checkpoints(run: RunDir) -> dict[int, Path]:
+    """Step -> path of what an adapter has noted as saved, and the framework has kept, in the order of their steps."""
+    noted = read_lines(run.events / "adapter.jsonl")
+    found = {event["step"]: run.path / event["path"] for event in noted if event.get("event") == "checkpoint_saved"}
+    return {step: found[step] for step in sorted(found) if found[step].exists()}

@@ -16,14 +16,14 @@ from types import ModuleType
 from typing import Any
 
 from .ledger import Choice, Ledger, announce, sync
-from .ranks import STOPPED_EXIT_CODE, Stop, from_rank_zero, is_rank_zero, say
+from .ranks import STOPPED_EXIT_CODE, Stop, from_rank_zero, is_rank_zero, say, tell_step
 
 _STATE = "trainer_state.json"
 
 
 def change_trainer(module: ModuleType) -> None:
     """Add what is missing to the Trainer of `transformers.trainer`."""
-    trainer_class, ledger = module.Trainer, Ledger("hf")
+    trainer_class, ledger = module.Trainer, Ledger()
     guard_class = _guard_class(module.TrainerCallback)
     train = trainer_class.train
     train_signature, trainings = inspect.signature(train), itertools.count(1)
@@ -75,6 +75,7 @@ def _guard_class(callback_class: type[Any]) -> type[Any]:
             return chosen
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            tell_step(state.global_step)
             if self.stop.agreed():
                 self._stopping = True
                 # Without the optimizer nothing can go on; and an evaluation may take longer than there is time for.

@@ -1,6 +1,6 @@
-"""The checkpoints that a framework has finished in this run, one JSON line each, and whether they are still whole.
+"""The checkpoints that a framework has finished in this run, one event each, and whether they are still whole.
 
-A line is written after a checkpoint is complete. So one that was interrupted has none, and neither has one of another
+An event is written after a checkpoint is complete. So one that was interrupted has none, and neither has one of another
 run that lies in the same folder: neither is ever taken.
 """
 
@@ -10,25 +10,31 @@ import hashlib
 import json
 import os
 import struct
+import time
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from .ranks import say
 
+WRITER = "adapter"
+"""Of the events, and the name of their file."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """One finished checkpoint."""
+    """One finished checkpoint: the fields of its event `checkpoint_saved`."""
 
+    attempt: int
+    step: int
     path: str
     """A file, or a folder; relative to the run directory where it is in there."""
-    step: int
+    size_bytes: int
     training: int
     """Which training of the script: 1 for its first `fit` or `train`."""
-    sizes_bytes: dict[str, int]
-    """Of its files, by their path in the folder; of a single file under the empty name."""
+    files: dict[str, int]
+    """Sizes in bytes, by the path in the folder; of a single file under the empty name."""
     sha256: dict[str, str]
     """Of small files that tell it from the checkpoint of another run."""
 
@@ -47,25 +53,29 @@ Damage = Callable[[Path, Saved], str | None]
 
 
 class Ledger:
-    """The list of one framework, in the checkpoint folder of the run."""
+    """What this run has saved, in all its attempts."""
 
-    def __init__(self, framework: str) -> None:
+    def __init__(self) -> None:
         self._run = Path(os.environ["LAUNCH_RUN_DIR"])
+        self._file = self._run / "events" / f"{WRITER}.jsonl"
         self.folder = Path(os.environ["LAUNCH_CHECKPOINT_DIR"])
-        self._file = self.folder / f"{framework}.jsonl"
 
     def add(self, path: Path, *, step: int, training: int, identity: tuple[str, ...] = ()) -> None:
         """Note a finished checkpoint. `identity`: its files that go by content."""
+        files = _sizes_bytes(path)
         saved = Saved(
-            path=self._inside(path),
+            attempt=int(os.environ["LAUNCH_ATTEMPT"]),
             step=step,
+            path=self._inside(path),
+            size_bytes=sum(files.values()),
             training=training,
-            sizes_bytes=_sizes_bytes(path),
+            files=files,
             sha256={name: _sha256(path / name) for name in identity if (path / name).is_file()},
         )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        event = {"time": round(time.time(), 4), "writer": WRITER, "event": "checkpoint_saved", **asdict(saved)}
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(saved)) + "\n")
+            file.write(json.dumps(event) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -98,8 +108,9 @@ class Ledger:
         found: dict[str, Saved] = {}
         for line in lines:
             try:
-                saved = Saved(**json.loads(line))
-            except (ValueError, TypeError):  # a line that a kill or a full disk cut short
+                event = json.loads(line)
+                saved = Saved(**{field.name: event[field.name] for field in fields(Saved)})
+            except (ValueError, TypeError, KeyError):  # a line that a kill or a full disk cut short
                 continue
             found[saved.path] = saved
         return found
@@ -141,7 +152,7 @@ def _sha256(file: Path) -> str:
 
 def _changed(path: Path, saved: Saved) -> str | None:
     found = _sizes_bytes(path)
-    for name, size_bytes in saved.sizes_bytes.items():
+    for name, size_bytes in saved.files.items():
         label = name or path.name
         if name not in found:
             return f"{label} is missing"

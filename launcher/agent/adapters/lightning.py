@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from .ledger import Ledger, Saved, announce, sync
-from .ranks import STOPPED_EXIT_CODE, Stop, from_rank_zero, is_rank_zero, say
+from .ranks import STOPPED_EXIT_CODE, Stop, from_rank_zero, is_rank_zero, say, tell_step
 
 _STAMP = "launch"
 """Key in every checkpoint: the run that wrote it, and in which of its trainings."""
@@ -31,7 +31,7 @@ def change_trainer(module: ModuleType) -> None:
     """Add what is missing to the Trainer of `lightning.pytorch.trainer.trainer`, or of the same under its old name."""
     # Lightning's own way to give a default from outside: the folder is then the same in every attempt.
     os.environ.setdefault("PL_TRAINER_DEFAULT_ROOT_DIR", f"{os.environ['LAUNCH_RUN_DIR']}/lightning")
-    trainer_class, ledger = module.Trainer, Ledger("lightning")
+    trainer_class, ledger = module.Trainer, Ledger()
     guard_class = _guard_class(module.Callback)
     fit, save_checkpoint = trainer_class.fit, trainer_class.save_checkpoint
     fit_signature, trainings = inspect.signature(fit), itertools.count(1)
@@ -91,6 +91,7 @@ def _guard_class(callback_class: type[Any]) -> type[Any]:
             if trainer.global_step == self._step:
                 return  # between two steps gradients are being accumulated, and no checkpoint holds those
             self._step = trainer.global_step
+            tell_step(self._step)
             if self.stop.agreed():
                 # A rank may learn of the stop from another one before its own signal comes: that must find no default.
                 trainer._signal_connector._original_handlers[signal.SIGTERM] = signal.SIG_IGN

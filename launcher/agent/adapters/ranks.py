@@ -33,6 +33,13 @@ def say(text: str) -> None:
         print(f"launch: {text}", flush=True)
 
 
+def tell_step(step: int) -> None:
+    """The step clock of the run."""
+    import launch_client  # the wrapper has put it on sys.path
+
+    launch_client.progress(step)
+
+
 def from_rank_zero(choose: Callable[[], Any]) -> Any:
     """What rank 0 chooses, on every rank; a JSON value. Every rank must call it, in the same order.
 
