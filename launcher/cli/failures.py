@@ -93,7 +93,10 @@ def show_problems(problems: Sequence[Problem], exit_code: ExitCode, *, as_json: 
         print(problem, file=sys.stderr)
     if as_json:
         listed = [{"where": each.where, "message": each.message, "hint": each.hint} for each in problems]
-        print(json.dumps({"error": {"exit_code": int(exit_code), "problems": listed}}, ensure_ascii=False))
+        try:
+            print(json.dumps({"error": {"exit_code": int(exit_code), "problems": listed}}, ensure_ascii=False))
+        except OSError as error:  # a full disk, or a reader that has gone: what is wrong stands on standard error
+            print(f"launch: standard output cannot be written: {error.strerror}", file=sys.stderr)
     return int(exit_code)
 
 

@@ -99,7 +99,8 @@ def _check_options(
             continue
         if option is None:
             message = f"{dotted(keys)}: `{entry.name}` has no such option"
-            findings.add(written.key, message, _option_hint(root, key, named, entry))
+            hint = _whole_section_hint(section, written, named) or _option_hint(root, key, named, entry)
+            findings.add(written.key, message, hint)
         else:
             _check_value(written, keys, option, findings)
     for option in entry.options:
@@ -115,6 +116,17 @@ def _check_value(written: Written, keys: Keys, option: Option, findings: Finding
         default = "" if option.required else f"default: {option.default}"
         message = f"{dotted(keys)}: {show(written.value)} is not {describe(wanted)}"
         findings.add(written.place, message, option.doc or default)
+
+
+def _whole_section_hint(section: Table, option: Written, named: NamedKind) -> str:
+    """Of an option that was there before `model.name=X` was given after it: it belongs to what was named before."""
+    name = section.entries.get(named.key)
+    if name is None or not isinstance(name.value, Scalar) or name.place.layer <= option.place.layer:
+        return ""
+    keys, other = dotted(named.keys), f"{{{named.key}: {name.value.text}}}"
+    return (
+        f"`{keys}.{named.key}={name.value.text}` keeps the options that are there; '{keys}={other}' replaces them all"
+    )
 
 
 def _option_hint(root: Table, key: str, named: NamedKind, entry: Entry) -> str:

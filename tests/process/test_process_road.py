@@ -77,6 +77,28 @@ def test_the_code_of_a_run_is_the_same_for_every_attempt_until_a_person_says_oth
     assert found["recipe"] == {"name": [run.name, "again"], "env.AGAIN": [None, "1"]}
 
 
+STOPPED_EARLY = """
+import os, signal, sys
+import launcher.planning.facts as facts
+def gather_facts(**_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("it goes on")
+facts.gather_facts = gather_facts
+from launcher.cli.main import entry
+sys.argv = ["launch", "script.yaml"]
+entry()
+"""
+
+
+def test_a_stop_before_there_is_a_run_is_said_and_leaves_nothing(tmp_path: Path, recipe: Recipe) -> None:
+    """The process that imports torch meanwhile is gone as well."""
+    recipe("")
+    argv = [sys.executable, "-c", STOPPED_EARLY]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "launch: ended by TERM\n")
+    assert not (tmp_path / "runs").exists()
+
+
 NOTEBOOK = """
 import os, signal, sys, threading
 import psutil, torch

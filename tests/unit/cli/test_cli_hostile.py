@@ -30,6 +30,16 @@ def test_closed_streams_are_no_fault(closed: str, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["ls", "ls --json", "schema", "nosuch.yaml --json"])
+def test_standard_output_on_a_full_disk_is_a_sentence(command: str, unbuffered: str, tmp_path: Path) -> None:
+    done = shell(f"PYTHONUNBUFFERED={unbuffered} $LAUNCH {command} >/dev/full", tmp_path)
+    assert done.returncode == (2 if command.startswith("nosuch") else 3)
+    assert "standard output cannot be written: No space left on device" in done.stderr
+    assert "fault" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_current_folder_that_was_deleted_is_said(tmp_path: Path) -> None:
     done = shell("mkdir gone && cd gone && rmdir ../gone && $LAUNCH ../train.py --on local", tmp_path)
     assert done.returncode == 3

@@ -140,6 +140,11 @@ def test_an_override_with_a_section_replaces_it(load: Load) -> None:
 def test_options_of_another_model_are_not_dropped_silently(fail: Fail) -> None:
     (problem,) = fail("model.name=convnet", text=BASE.replace("hidden: 64", "layers: 3"))
     assert (problem.where, problem.message) == ("a.yaml:2:20", "model.layers: `convnet` has no such option")
+    assert problem.hint == (
+        "`model.name=convnet` keeps the options that are there; 'model={name: convnet}' replaces them all"
+    )
+    (problem,) = fail("model.name=convnet", "model.bogus=1", text=BASE.replace(", hidden: 64", ""))
+    assert problem.hint.startswith("`convnet` has "), "it came with the new name"
 
 
 def test_script_without_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
