@@ -14,8 +14,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_AGAIN_S = 0.01
 _SHARED_MEMORY = Path("/dev/shm")
-_JANITORS = (b"from multiprocessing.resource_tracker import main", b"torch_shm_manager")
-"""In the command lines of processes that remove the shared memory of others, once those have ended."""
+_JANITORS = ("from multiprocessing.resource_tracker import main", "torch_shm_manager")
+"""How an argument of processes begins that remove the shared memory of others, once those have ended."""
 _JANITOR_S = 2.0
 _spared_until_s: dict[tuple[int, int], float] = {}
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -159,10 +159,10 @@ def _group_of(pid: int) -> int | None:
 def _is_spared(pid: int) -> bool:
     """Whether it is a janitor, and still has time to do its work."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        arguments = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return False
-    if not any(name in command for name in _JANITORS):
+    if not any(argument.rpartition("/")[2].startswith(_JANITORS) for argument in arguments):
         return False
     key = (pid, start_time(pid) or 0)
     return time.monotonic() < _spared_until_s.setdefault(key, time.monotonic() + _JANITOR_S)

@@ -1,0 +1,96 @@
+"""Ends of processes: whole groups, but for those that clean up after the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import proc
+
+JANITOR = "from multiprocessing.resource_tracker import main;main(0)"
+"""The real one: it ends at the end of its input."""
+FAMILY = f"""
+import subprocess, sys
+janitor = subprocess.Popen([sys.executable, "-c", "{JANITOR}"], stdin=subprocess.PIPE)
+other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(janitor.pid, other.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def state(pid: int) -> str:
+    """R, S, T, Z ..., or nothing for one that is gone."""
+    fields = proc._stat(pid)
+    return fields[0] if fields else ""
+
+
+def is_gone(pid: int) -> bool:
+    return state(pid) in ("", "Z")
+
+
+def wait_for_end(pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    import select
+
+    assert select.select([descriptor], [], [], 30)[0], f"{pid} lives"
+    os.close(descriptor)
+
+
+def test_a_group_is_killed_but_for_its_janitor_which_sees_the_end_of_the_others() -> None:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert leader.stdout is not None
+    janitor, other = map(int, leader.stdout.readline().split())
+    waiting = os.pidfd_open(janitor)
+    proc.kill_group(leader.pid)
+    assert leader.wait(30) == -signal.SIGKILL
+    wait_for_end(other)
+    assert is_gone(other)
+    import select
+
+    assert select.select([waiting], [], [], 30)[0], "its standard input has ended with the leader"
+    os.close(waiting)
+    leader.stdout.close()
+    assert leader.stdin is not None
+    leader.stdin.close()
+
+
+def test_a_janitor_that_does_not_end_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proc, "_JANITOR_S", 0.0)
+    argv = [sys.executable, "-c", JANITOR]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as janitor:
+        proc.kill_group(janitor.pid)
+        assert janitor.wait(30) == -signal.SIGKILL
+
+
+def test_shared_memory_with_the_number_of_a_process_goes_when_it_is_reaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proc, "_SHARED_MEMORY", tmp_path)
+    pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", "raise SystemExit(3)"])
+    for name in (f"torch_{pid}_1_2", f"torch_{pid}1_1_2", f"torch_{os.getpid()}_1_2", "psm_123"):
+        (tmp_path / name).touch()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert proc.exit_code(proc.reap(pid)) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["psm_123", f"torch_{os.getpid()}_1_2", f"torch_{pid}1_1_2"]
+    )
+
+
+def test_a_pid_and_its_start_name_one_process() -> None:
+    mine = proc.start_time(os.getpid())
+    assert mine is not None
+    assert mine == proc.start_time(os.getpid())
+    pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", ""])
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert proc.start_time(pid) is None, "it has ended, though it is not reaped"
+    os.waitpid(pid, 0)
