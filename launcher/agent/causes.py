@@ -104,6 +104,11 @@ class Failure:
     kept: str = ""
     """What was saved by then, as far as the head agent sees: another mark means that the run came further."""
 
+    @property
+    def headline(self) -> str:
+        """The first line of the message."""
+        return next(iter(self.message.splitlines()), "it ended")
+
 
 def is_signal(exit_code: int) -> bool:
     """Whether an exit code is a shell's 128 + n. Above that it is a program's own: `sys.exit(-1)` gives 255."""

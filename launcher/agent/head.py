@@ -276,7 +276,7 @@ class Head:
         )
         ended = Record("attempt_ended", _end_of(failure, verdict.cause))
         if verdict.why_not:
-            reason = f"{failure.message}; not retried: {verdict.why_not}"
+            reason = f"{failure.headline}; not retried: {verdict.why_not}"
             end = Finish(RunState.FAILED, verdict.cause, failure.exit_code, reason, policy=verdict.why_not)
             return [ended, *self._order_end(end)]
         self.restarts += 1
@@ -284,7 +284,7 @@ class Head:
         for member in self._nodes.values():
             member.ready = False
         self._since_s = self._said_waiting_s = self.now_s
-        told = f"{_whose(failure)}: {failure.message}; restarting (restart {self.restarts} of {self.max_restarts})"
+        told = f"{_whose(failure)}: {failure.headline}; restarting (restart {self.restarts} of {self.max_restarts})"
         restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
         return [ended, Record("restarting", restarting), Say(told), Send({"type": "kill"})]
 

@@ -182,8 +182,13 @@ def _uploaded(tracking: Mapping[str, Any]) -> list[str]:
 def _failure(event: Mapping[str, Any]) -> str:
     return (
         f"attempt {event.get('attempt')}   rank {event.get('rank')} on node {event.get('node')}   "
-        f"{event.get('cause')}   {event.get('message') or ''}"
+        f"{event.get('cause')}   {_first_line(event.get('message'))}"
     ).rstrip()
+
+
+def _first_line(text: object) -> str:
+    """All of it is in the log of the rank, and in `launch report`."""
+    return next(iter(str(text or "").splitlines()), "")
 
 
 def _row(pointer: Pointer) -> dict[str, Any]:

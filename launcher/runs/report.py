@@ -46,7 +46,9 @@ def failure_page(
         lines += _labelled("then", _then(first, record))
     else:
         lines += _labelled("why", list(filter(None, [str(result.get("reason") or record.reason)])))
-    if not (record.attempts and result):  # what there is, is what the agents' own Python said
+    if (
+        not (record.attempts and result) and record.cause is not Cause.SETUP
+    ):  # what there is, is what the agents' own Python said
         lines += _labelled("log", [f"{run}/logs/{RunDir(Path(run)).agents_log.name}"])
     lines += _labelled("policy", _policy(policy, record, result, plan))
     lines += _labelled("kept", _kept(record, result, plan))
@@ -222,6 +224,8 @@ def _next(first: Mapping[str, Any] | None, record: RunRecord, plan: Plan, change
     again = "launch resume" if plan.resumable else "launch rerun"
     if plan.resumable and of_code and plan.worker.kind == "script" and plan.code is not None:
         change = "--code current"
+    if not plan.resumable and of_code:
+        return [logs]  # the same code again would end the same way
     return [f"{again} {run}" + (f" {change}" if change else ""), logs]
 
 

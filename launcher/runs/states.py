@@ -105,7 +105,11 @@ POLICIES: dict[Cause, Policy] = {
         hint="free space, or raise the quota, then resume",
     ),
     Cause.SETUP: Policy(retry=False, sentence="a `setup` line failed", why_not="it would fail again"),
-    Cause.HANG: Policy(retry=True, sentence="a collective took longer than network.timeout"),
+    Cause.HANG: Policy(
+        retry=True,
+        sentence="a collective timed out",
+        hint="where the others were: their stacks are at the ends of their logs (logs/attempt-*/node-*/rank-*.log)",
+    ),
     Cause.REPEATED: Policy(
         retry=False,
         sentence="the same error at the same step, twice",

@@ -57,7 +57,7 @@ def test_the_last_screen_names_who_was_first_and_quotes_what_he_said_last(launch
         lines = (run.run.path / path).read_text().splitlines()
         assert lines[int(number) - 1] == ("Traceback (most recent call last):" if name == "raises" else "last-words")
         assert "policy  not retried: the script declares no `resume:`" in screen
-        assert f"Next    launch rerun {run.run_id[-4:]}" in screen
+        assert f"launch logs {run.run_id[-4:]} --rank 2" in screen.splitlines()[-1]
         again = subprocess.run(
             [LAUNCH, "report", run.run_id], cwd=run.runs.parent, capture_output=True, text=True, check=True
         )
