@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,10 +76,20 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
     refuse(executor, plan)
     with SignalInbox() as inbox:
         kept = update_plan(run, plan, resolved=resolved_recipe(plan), code=code.code if code.is_new else None)
+        if wishes.choice is not None:
+            print(code_text(run, code, kept), file=sys.stderr, flush=True)
         changed = {"code": code.word, "code_sha256": code.code.sha256, "code_kept": kept}
         nodes = [len(old.nodes), len(plan.nodes)]
         record_event(run, "resumed", overrides=list(wishes.overrides), nodes=nodes, **changed)
         return submit(plan, run, executor, inbox, detach=detach, as_json=as_json)
+
+
+def code_text(run: RunDir, code: CodeChoice, kept: str | None) -> str:
+    """Which code a resume goes on with."""
+    if not code.is_new:
+        where = run.code if code.code.snapshot else code.code.root
+        return f"code: that of the run, {where}" + ("; nothing has changed" if code.word == "unchanged" else "")
+    return f"code: {code.code.root} as it is now" + (f"; that of before is kept in {kept}" if kept else "")
 
 
 def check_ended(record: RunRecord) -> None:

@@ -146,10 +146,9 @@ def gather_code(source: CodeSource, *, snapshot: bool = True) -> CodeFacts:
 
 
 def package_code() -> CodeFacts:
-    """The code of the built-in job: what of this installation runs on the nodes."""
+    """The code of the built-in job: what computes. A launcher that starts and watches it in another way is no other."""
     root = Path(launcher.__file__).resolve().parents[1]
-    paths = sorted(path for folder in ("jobs", "launcher/agent") for path in (root / folder).rglob("*.py"))
-    return _read_live(str(root), paths, PACKAGE_REASON)
+    return _read_live(str(root), sorted((root / "jobs").rglob("*.py")), PACKAGE_REASON)
 
 
 def file_digest(path: Path) -> str:

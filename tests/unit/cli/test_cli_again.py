@@ -59,9 +59,12 @@ def test_changed_code_stops_a_resume_before_anything_starts(launch: Launch, plac
 
 def test_resume_with_the_code_of_the_run_or_with_that_of_now(launch: Launch, place: Place, stopped: RunDir) -> None:
     script_of(stopped).write_text("print('new')\n")
-    assert launch("resume", "last", "--code", "same").code == 75
+    same = launch("resume", "last", "--code", "same")
+    assert (same.code, same.err) == (75, f"code: that of the run, {stopped.code}\n")
     assert (stopped.code / "train.py").read_text() == "print('hello')\n"
-    assert launch("resume", "last", "--code", "current", "--nodes", "1", "env.A=x").code == 75
+    current = launch("resume", "last", "--code", "current", "--nodes", "1", "env.A=x")
+    assert current.code == 75
+    assert current.err.endswith("as it is now; that of before is kept in code-2\n")
     assert (stopped.code / "train.py").read_text() == "print('new')\n"
     assert (stopped.path / "code-2/train.py").read_text() == "print('hello')\n"
     first, second = resumed(stopped)
