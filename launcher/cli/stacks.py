@@ -39,7 +39,7 @@ def stacks(run: str, rank: int | None, verbose: bool, as_json: bool) -> int:
         print(json.dumps({"run_id": found.run_id, "attempt": attempt, "ranks": as_fields(taken)}, ensure_ascii=False))
         return code
     sources = " and ".join(sorted({stack.source for stack in shown}))
-    of = "" if rank is not None else f" of {len(record.workers)}"
+    what = f"rank {rank}" if rank is not None else f"{len(shown)} of {len(record.workers)} ranks"
     print(
         f"{found.run_id}  {record.state}   stacks of {len(shown)}{of} ranks" + (f", from {sources}" if sources else "")
     )
