@@ -105,6 +105,11 @@ class Failure:
     """What was saved by then, as far as the head agent sees: another mark means that the run came further."""
 
     @property
+    def who(self) -> str:
+        """`rank 5 on node 1`, or the node where it was lost as a whole."""
+        return f"node {self.node}" if self.rank < 0 else f"rank {self.rank} on node {self.node}"
+
+    @property
     def headline(self) -> str:
         """The first line of the message."""
         return next(iter(self.message.splitlines()), "it ended")

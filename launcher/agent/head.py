@@ -262,7 +262,7 @@ class Head:
         """Who waited is known; for whom, only the others can show, while they live."""
         self._hang, self._deadline_s = failure, self.now_s + STACKS_S
         logs = f"logs/attempt-{self.attempt}/node-*/rank-*.log"
-        told = f"{_whose(failure)} waited in vain: the stacks of those that still run go to {logs}"
+        told = f"{failure.who} waited in vain: the stacks of those that still run go to {logs}"
         return [Record("stacks_requested", {"attempt": self.attempt}), Say(told), Send({"type": "stacks"})]
 
     def _act_on(self, failure: Failure) -> list[Effect]:
@@ -284,7 +284,7 @@ class Head:
         for member in self._nodes.values():
             member.ready = False
         self._since_s = self._said_waiting_s = self.now_s
-        told = f"{_whose(failure)}: {failure.headline}; restarting (restart {self.restarts} of {self.max_restarts})"
+        told = f"{failure.who}: {failure.headline}; restarting (restart {self.restarts} of {self.max_restarts})"
         restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
         return [ended, Record("restarting", restarting), Say(told), Send({"type": "kill"})]
 
@@ -345,7 +345,3 @@ def _end_of(failure: Failure, cause: Cause) -> dict[str, Any]:
     """What is written down about the end of an attempt."""
     kept = {name: getattr(failure, name) for name in ("attempt", "node", "rank", "exit_code", "message", "step")}
     return {**kept, "cause": cause.value}
-
-
-def _whose(failure: Failure) -> str:
-    return f"node {failure.node}" if failure.rank < 0 else f"rank {failure.rank} on node {failure.node}"
