@@ -40,9 +40,8 @@ def stacks(run: str, rank: int | None, verbose: bool, as_json: bool) -> int:
         return code
     sources = " and ".join(sorted({stack.source for stack in shown}))
     what = f"rank {rank}" if rank is not None else f"{len(shown)} of {len(record.workers)} ranks"
-    print(
-        f"{found.run_id}  {record.state}   stacks of {len(shown)}{of} ranks" + (f", from {sources}" if sources else "")
-    )
+    by = f", from {sources}" if sources else ""
+    print(f"{found.run_id}  {record.state}   stacks of {what}{by}")
     for line in summary(taken):
         print(f"  {line}")
     for hint in dict.fromkeys(stack.hint for stack in taken if stack.hint):
