@@ -149,7 +149,7 @@ def shown_place(place: str, plan: Plan) -> str:
     """`file:line in function`, the file as short as it is known by: relative to the code that runs."""
     roots = [RunDir(Path(plan.run_dir)).code, Path(plan.worker.cwd)]
     if plan.code is not None:
-        roots.append(Path(plan.code.root) if plan.worker.kind == "script" else Path(plan.code.root).parent)
+        roots.append(Path(plan.code.root))
     for root in roots:
         if place.startswith(f"{root}/"):
             return place.removeprefix(f"{root}/")
