@@ -107,7 +107,9 @@ def kill_group(pid: int, *, of_another: bool = False) -> None:
             return
         os.killpg(pid, signal.SIGSTOP)  # so that nobody forks while they are looked through
         for member in members(pid):
-            send_signal(member, signal.SIGCONT if _is_spared(member) else signal.SIGKILL)
+            if not _is_spared(member):
+                send_signal(member, signal.SIGKILL)
+        os.killpg(pid, signal.SIGCONT)  # also whom the listing has missed: it is a child of this process soon
 
 
 def send_signal(pid: int, signum: int) -> bool:
