@@ -36,7 +36,8 @@ class SetupFailed:
     output: tuple[str, ...]
 
     def __str__(self) -> str:
-        which = f"line {self.number} of `setup` (`{self.line}`)" if self.number else "`setup`"
+        first, *more = self.line.splitlines() or [""]
+        which = f"line {self.number} of `setup` (`{first}{' ...' if more else ''}`)" if self.number else "`setup`"
         said = f": {self.output[-1]}" if self.output else ""
         return f"{which} ended with exit code {self.exit_code}{said}"
 
@@ -114,10 +115,10 @@ def environment_after(before: dict[bytes, bytes], left: dict[bytes, bytes]) -> d
 
 
 def _script(lines: Sequence[str], report: int) -> str:
-    """The lines, each after a note of its number, so that the one that fails can be named."""
-    numbered = "".join(f"launch_setup_line={number}\n{line}\n" for number, line in enumerate(lines, 1))
-    told = f"""trap 'printf "%s %s" "$?" "$launch_setup_line" >&{report}' EXIT\n"""
-    return f"{told}{numbered}trap - EXIT\nenv -0 >&{report}\n"
+    """The lines, each with a note of its number, so that the one that fails can be named."""
+    numbered = "".join(f"launch_setup_line={number}; {line}\n" for number, line in enumerate(lines, 1))
+    told = f"""trap 'printf "%s %s" "$?" "$launch_setup_line" >&{report}' EXIT"""
+    return f"{told}; {numbered}trap - EXIT\nenv -0 >&{report}\n"
 
 
 def _in_child(parent: int) -> None:
@@ -167,7 +168,9 @@ def _judge(lines: Sequence[str], exit_code: int, report: bytes, output: tuple[st
     _, _, number = report.decode(errors="replace").rpartition(" ")
     index = int(number) if number.isdecimal() and 1 <= int(number) <= len(lines) else None
     line = "" if index is None else redact.own().text(lines[index - 1].strip())
-    code = 128 - exit_code if exit_code < 0 else exit_code or 1  # `exit 0` in a line has ended it too early
+    if exit_code == 0:
+        return SetupFailed(exit_code=1, number=index, line=line, output=("it left before the end, with exit code 0",))
+    code = 128 - exit_code if exit_code < 0 else exit_code
     return SetupFailed(exit_code=code, number=index, line=line, output=output)
 
 

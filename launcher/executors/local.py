@@ -128,7 +128,9 @@ def _missing_packages(plan: Plan) -> list[Problem]:
     if plan.worker.python != sys.executable or not missing:
         return []
     message = f"{', '.join(missing)}: not installed for {sys.executable}, which runs the workers"
-    return [Problem(where="python", message=message, hint="pip install -c constraints.txt '.[train]'")]
+    install = "pip install -c constraints.txt '.[train]'"
+    other = "; or `python:` in the recipe names an interpreter that has it" if plan.worker.kind == "script" else ""
+    return [Problem(where="python", message=message, hint=f"{install}{other}")]
 
 
 def _hidden_jobs(plan: Plan) -> list[Problem]:
