@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from launched import Launch, Launched, Recipe
 
+import launcher
+
 pytestmark = pytest.mark.process
 
 CYCLES = int(os.environ.get("LAUNCH_TEST_CYCLES", "50"))
@@ -177,3 +179,14 @@ def long_lived(run: Launched) -> list[int]:
 
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_process_that_launches_again_and_again_keeps_no_descriptor_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "quick.py"
+    script.write_text("print('done')\n")
+    open_files = []
+    for _ in range(6):
+        run = launcher.run(script, runs_dir=tmp_path / "runs", nproc_per_node=1)
+        assert run.wait() == 0, run.logs()
+        open_files.append(len(names(Path("/proc/self/fd"))))
+    assert len(set(open_files[1:])) == 1, f"open files after each run: {open_files}"
