@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -58,6 +59,9 @@ def _explained(error: Exception) -> tuple[Problem, ExitCode]:
         return Problem(
             where="launch", message=f"a path is not UTF-8: {part[-60:]!r}", hint="rename it"
         ), ExitCode.REFUSED
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        message = f"no more files can be opened: {error.strerror}"
+        return Problem(where="ulimit -n", message=message, hint="ulimit -n 1024"), ExitCode.REFUSED
     return _fault(error), ExitCode.INTERNAL
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -24,6 +25,9 @@ from launcher.runs.rundir import RunDir
 _attached: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 """Supervisors of runs that end with this process."""
 
+_OWN_DESCRIPTORS = 32
+_DESCRIPTORS_PER_WORKER = 5
+
 
 class LocalExecutor:
     """Runs all nodes of a plan on this machine."""
@@ -36,7 +40,7 @@ class LocalExecutor:
 
     def check(self, plan: Plan) -> Sequence[Problem]:
         """A fixed port that is taken, an interpreter, package or folder that is not there."""
-        problems = [*_missing_packages(plan), *_hidden_jobs(plan)]
+        problems = [*_missing_packages(plan), *_hidden_jobs(plan), *_few_descriptors(plan)]
         if plan.master_port is not None and (holder := _port_holder(plan.master_port)) is not None:
             problems.append(
                 Problem(
@@ -141,6 +145,16 @@ def _hidden_jobs(plan: Plan) -> list[Problem]:
         return []
     message = f"{Path(found.origin).parent} hides the training program of the launcher, which is a package `jobs` too"
     return [Problem(where="PYTHONPATH", message=message, hint="take that folder out of PYTHONPATH for this launch")]
+
+
+def _few_descriptors(plan: Plan) -> list[Problem]:
+    """A limit of open files that the agents of this plan would reach: two streams and a log per worker of theirs."""
+    needed = _OWN_DESCRIPTORS + _DESCRIPTORS_PER_WORKER * plan.nproc_per_node + len(plan.nodes)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return []
+    message = f"a process may have {limit} open files here, and the agents of this plan need up to {needed}"
+    return [Problem(where="ulimit -n", message=message, hint=f"ulimit -n {max(1024, needed)}")]
 
 
 def _start(argv: Sequence[str], *, run_id: str, output: int) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -44,3 +45,16 @@ def test_a_package_jobs_of_the_users_own_is_refused_before_the_start(
     assert str(theirs.parent) in problem.message
     script = replace(plan, worker=replace(plan.worker, kind="script"))
     assert LocalExecutor().check(script) == []
+
+
+def test_a_limit_of_open_files_that_the_agents_would_reach_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = values.plan(tmp_path)
+    plan = replace(plan, worker=replace(plan.worker, kind="script", python=sys.executable, cwd=str(tmp_path)))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
+    assert LocalExecutor().check(plan) == []
+    (problem,) = LocalExecutor().check(replace(plan, nproc_per_node=64))
+    assert problem.where == "ulimit -n"
+    assert "256 open files" in problem.message
+    assert problem.hint == "ulimit -n 1024"
