@@ -105,7 +105,7 @@ def _guard_class(callback_class: type[Any]) -> type[Any]:
                 shutil.rmtree(part, ignore_errors=True)
                 part.mkdir(parents=True)
             self.stop.wait_for_all()
-            self._save_checkpoint(trainer, part / _FILE)
+            self._save_checkpoint(trainer, part / _FILE, False)
             trainer.strategy.checkpoint_io.teardown()  # an asynchronous one has only begun
             self.stop.wait_for_all()
             if is_rank_zero():
