@@ -119,7 +119,7 @@ class Checkpoints:
             problem = problem or self._load(name, meeting, state, group)
             if not problem:
                 broken = [other.name for other in rejected if other.name in names]
-                meeting.decide("put broken checkpoints aside", partial(self._put_aside, broken))
+                meeting.decide("tidy the checkpoints", partial(self._tidy, name, broken))
                 return Choice(name=name, rejected=tuple(rejected)), progress_of(self.folder / name)
             rejected.append(Rejected(name=name, problem=problem))
         if names:
@@ -224,9 +224,15 @@ class Checkpoints:
             remarks.append({"name": LATEST, "problem": f"names {target}, which is not there"})
         return remarks
 
-    def _put_aside(self, names: list[str]) -> None:
-        for name in names:
+    def _tidy(self, chosen: str, broken: list[str]) -> None:
+        """Put broken ones aside, and let `latest` name the one that is used: a kill may have come before that."""
+        for name in broken:
             (self.folder / name).rename(self.folder / f"{name}.broken-{self._attempt}")
+        self._point_to(chosen)
+
+    def _point_to(self, name: str) -> None:
+        write_durably(self.folder / LATEST, f"{name}\n")
+        fsync(self.folder)
 
     def _commit(self, unfinished: Path, name: str, writer: Writer, state: TrainingState, progress: Progress) -> int:
         content = {
@@ -246,8 +252,7 @@ class Checkpoints:
         seal(unfinished, manifest)
         unfinished.rename(self.folder / name)
         fsync(self.folder)
-        write_durably(self.folder / LATEST, f"{name}\n")
-        fsync(self.folder)
+        self._point_to(name)
         return manifest.size_bytes
 
     def _failed(self, unfinished: Path, name: str, why: str) -> SaveError:

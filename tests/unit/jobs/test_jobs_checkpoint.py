@@ -300,11 +300,13 @@ def test_what_dead_attempts_left_half_written_is_removed_and_said(tmp_path: Path
         (store.folder / name).mkdir()
         (store.folder / name / "rank-0.safetensors").write_text("half")
     (store.folder / "latest").write_text("step-2\n")
+    (store.folder / ".latest.tmp").write_text("st")
     choice = choose(checkpoints(tmp_path, attempt=2))
     assert choice.sentence() == (
         "resumes from step-1; step-2.tmp-1 was not finished, and is removed; latest names step-2, which is not there"
     )
     assert sorted(path.name for path in store.folder.iterdir()) == ["latest", "step-1"]
+    assert (store.folder / "latest").read_text() == "step-1\n"
 
 
 def test_nothing_to_resume_from_is_none(tmp_path: Path) -> None:
