@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,39 @@ def test_plain_script_goes_on_from_its_own_checkpoint(scripts: Scripts) -> None:
     assert run.wait(LIMIT_S) == 0, run.text
     assert re.findall(r"^step (\d+)", run.log(0, attempt=2), re.MULTILINE) == ["150", "200", "250", "300"]
     assert plain_weights(run.run) == weights
+
+
+IMPORTS = {
+    "lightning": """
+import lightning.pytorch as pl
+from lightning import Trainer
+import pytorch_lightning
+assert Trainer is pl.Trainer is not pytorch_lightning.Trainer
+trainers = [Trainer, pytorch_lightning.Trainer]
+""",
+    "hf": """
+from transformers import Trainer
+trainers = [Trainer]
+""",
+}
+
+
+@pytest.mark.parametrize("adapter", IMPORTS)
+def test_trainer_is_changed_however_it_is_imported(adapter: str, tmp_path: Path) -> None:
+    source = f"""
+from launcher.agent.adapters import install
+install({adapter!r})
+{IMPORTS[adapter]}
+method = {"fit" if adapter == "lightning" else "train"!r}
+print([hasattr(getattr(trainer, method), "__wrapped__") for trainer in trainers])
+"""
+    environment = {
+        **os.environ,
+        "LAUNCH_RUN_DIR": str(tmp_path),
+        "LAUNCH_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
+    }
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == f"{[True] * (2 if adapter == 'lightning' else 1)}\n"
 
 
 def lightning_weights(run: RunDir) -> dict[str, list[Any]]:
