@@ -523,3 +523,15 @@ class TestHang:
         all_ready(head)
         assert head.phase is Phase.RUNNING
         assert sent(head.failed(failure(head))) == [("kill", None)]
+
+
+def test_the_newest_checkpoint_is_looked_up_once_per_attempt_and_goes_to_all_nodes() -> None:
+    found = iter([None, "out/checkpoint-500"])
+    head = make_head(find_newest=lambda: next(found))
+    effects = all_ready(head, join=True)
+    head.failed(failure(head))
+    again = all_ready(head)
+    orders = [e for e in (*effects, *again) if isinstance(e, Send) and e.message["type"] == "start"]
+    assert [(order.node, order.message["newest"]) for order in orders] == [(None, None), (None, "out/checkpoint-500")]
+    records = [e for e in (*effects, *again) if isinstance(e, Record) and e.event == "attempt_started"]
+    assert [record.fields.get("resumes_from") for record in records] == [None, "out/checkpoint-500"]

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,12 @@ def test_a_worker_sees_all_devices_of_its_node_and_no_others() -> None:
 def test_ranks_cannot_be_set_from_outside() -> None:
     made = plan(job(), facts(environment={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}))
     assert environment(made)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+
+
+def test_what_a_script_resumes_from_and_its_adapter_are_there_where_there_is_one() -> None:
+    made = plan(job(), facts())
+    assert not {"LAUNCH_ADAPTER", "LAUNCH_RESUME_FROM"} & environment(made).keys()
+    adapted = replace(made, worker=replace(made.worker, adapter="hf"))
+    known = {"master_addr": "::1", "master_port": 1, "error_file": "e", "attempt": 2, "restarts": 1}
+    ours = worker_env(adapted, node=0, local_rank=0, newest="/runs/r0/out/checkpoint-500", **known)
+    assert ours.items() >= {"LAUNCH_ADAPTER": "hf", "LAUNCH_RESUME_FROM": "/runs/r0/out/checkpoint-500"}.items()
