@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import Any
 
-from launcher.agent import channel
+from launcher.agent import channel, scratch
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
@@ -60,7 +60,9 @@ class NodeAgent:
         me = self._plan.nodes[self.node]
         host = socket.gethostname()
         self._events.write("agent_started", node=self.node, pid=os.getpid(), host=host)
-        self._events.write("node_bound", node=self.node, host=host, address=me.address, cpus=me.cpus, gpus=me.gpus)
+        bound = {"host": host, "address": me.address, "cpus": me.cpus, "gpus": me.gpus}
+        given = {name: os.environ[name] for name in scratch.VARIABLES if name in os.environ}
+        self._events.write("node_bound", node=self.node, **bound, env=given)
         if listener is not None:
             self._office = HeadOffice(self._plan, self._run, self._loop, listener, to_self=self._on_message)
         self._join()

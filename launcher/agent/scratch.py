@@ -28,6 +28,8 @@ _MAX_LENGTH = 68
 """A longer path leaves no room for the sockets below it: the folder is made in `_SHORT` then."""
 _SHORT = "/tmp"
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+VARIABLES = ("TMPDIR", _COMPILED)
+"""What `make` sets."""
 
 
 def make(run_id: str) -> None:

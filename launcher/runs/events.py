@@ -7,7 +7,7 @@ supervisor-<pid>:
     supervisor_started {pid, host, channel: {address, port}} · agent_lost {node, pid, status} ·
     supervisor_ended {exit_code}
 node-<k>, the agent of a node:
-    agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus} ·
+    agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus, env} ·
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error} ·
     torchrun_started {attempt, node, pid} · progress {attempt, step}, by what rank 0 prints
 head, the head agent:

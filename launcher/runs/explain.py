@@ -27,6 +27,7 @@ _MADE: Mapping[str, str] = {
     "RANK": "agent: node x workers per node + its place there",
     "ROLE_": "agent: as torchrun, which calls all workers one role",
     "TMPDIR": "agent: what is left there goes with the run",
+    "TORCHINDUCTOR_CACHE_DIR": "agent: where torch keeps it without the TMPDIR above",
     "TORCHELASTIC_ERROR_FILE": "agent: where its traceback is written",
     "TORCHELASTIC_MAX_RESTARTS": "agent: restarts before this attempt + those that are left",
     "TORCHELASTIC_RESTART_COUNT": "agent: attempts before this one",
@@ -43,6 +44,8 @@ _LIMITS: Mapping[str, tuple[str, str]] = {
     "network_timeout_s": ("network.timeout", "seconds that a collective may take; a script sets its own"),
     "join_timeout_s": ("", "seconds for all nodes to come together"),
 }
+_TORCHRUNS_OWN = ("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
+"""What it tells its workers of itself, where the agent supervises it."""
 _NOT_YET = "(when the attempt starts)"
 
 
@@ -204,6 +207,7 @@ def _environment(plan: Plan, events: Sequence[Event], rank: int) -> dict[str, st
     node, local_rank = divmod(rank, plan.nproc_per_node)
     now = _now(events)
     begun = [event for event in now if event["event"] == "attempt_started"]
+    bound = [event.get("env", {}) for event in now if event["event"] == "node_bound" and event["node"] == node]
     newest: Event = begun[-1] if begun else {"attempt": 1, "master_addr": plan.nodes[0].address, "master_port": 0}
     before = [event for event in now if event["event"] == "restarting" and event["attempt"] <= newest["attempt"]]
     log = RunDir(Path(plan.run_dir)).log(attempt=newest["attempt"], node=node, rank=rank)
@@ -218,6 +222,9 @@ def _environment(plan: Plan, events: Sequence[Event], rank: int) -> dict[str, st
         error_file=str(log.with_suffix(".error.json")),
         newest=newest.get("newest"),
     )
+    environment = {**(bound[-1] if bound else {}), **environment}
+    if plan.engine == "torchrun":
+        environment |= dict.fromkeys(_TORCHRUNS_OWN, "(torchrun's own)")
     return environment if begun else {**environment, "MASTER_PORT": str(plan.master_port or _NOT_YET)}
 
 

@@ -48,11 +48,11 @@ def names(stack: dict[str, Any]) -> list[str]:
     return [frame["function"] for frame in main["frames"]]
 
 
-@pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.parametrize(("preload", "engine"), [(True, "agent"), (False, "torchrun")])
 def test_stacks_of_a_rank_that_spins_and_of_one_that_waits_in_a_collective(
-    launch: Launch, recipe: Recipe, command: Command, monkeypatch: pytest.MonkeyPatch, preload: bool
+    launch: Launch, recipe: Recipe, command: Command, monkeypatch: pytest.MonkeyPatch, *, preload: bool, engine: str
 ) -> None:
-    run = launch(recipe(SPINS, nodes=2, nproc=1, preload=preload))
+    run = launch(recipe(SPINS, nodes=2, nproc=1, preload=preload), env={"LAUNCH_ENGINE": engine})
     run.wait_for_marks("there", ranks=2)
     run.until(lambda: "barrier" in names(json.loads(command("stacks", run.run_id, "--json").stdout)["ranks"][0]))
 

@@ -18,7 +18,15 @@ STARTED = {"event": "attempt_started", "master_addr": "127.0.0.1"}
 BEGIN: list[dict[str, Any]] = [
     {"event": "created"},
     {"event": "supervisor_started", "host": "here", "channel": {"address": "127.0.0.1", "port": 40001}},
-    {"event": "node_bound", "node": 1, "host": "there", "address": "10.0.0.2", "cpus": [4, 5], "gpus": []},
+    {
+        "event": "node_bound",
+        "node": 1,
+        "host": "there",
+        "address": "10.0.0.2",
+        "cpus": [4, 5],
+        "gpus": [],
+        "env": {"TMPDIR": "/tmp/launch-k7qz"},
+    },
 ]
 EVENTS = [
     *BEGIN,
@@ -79,7 +87,8 @@ def test_a_rank_is_told_exactly_what_it_gets(rank: int) -> None:
         master_port=40003,
         error_file=log,
     )
-    assert rows == {**expected, "HF_TOKEN": "***"}
+    given = {"TMPDIR": "/tmp/launch-k7qz"} if rank >= 2 else {}
+    assert rows == {**given, **expected, "HF_TOKEN": "***"}
 
 
 def test_the_budget_of_a_resumed_run_is_fresh() -> None:
@@ -89,9 +98,15 @@ def test_the_budget_of_a_resumed_run_is_fresh() -> None:
 
 
 def test_every_variable_of_a_worker_says_who_makes_it() -> None:
-    origins = {row.origin for row in rank_environment(make_plan(device="cuda"), EVENTS, 0)}
+    origins = {row.origin for row in rank_environment(make_plan(device="cuda"), EVENTS, 3)}
     assert "agent" not in origins
     assert "" not in origins
+
+
+def test_what_torchrun_tells_its_workers_of_itself_is_not_ours() -> None:
+    rows = {row.name: row.value for row in rank_environment(make_plan(engine="torchrun"), EVENTS, 0)}
+    assert rows["TORCHELASTIC_RUN_ID"] == "(torchrun's own)"
+    assert rows["MASTER_PORT"] == "40003"
 
 
 def test_a_fixed_port_is_the_recipes() -> None:
