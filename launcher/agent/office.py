@@ -21,6 +21,7 @@ from launcher.runs.events import Event, EventWriter, read_events
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 from launcher.runs.steps import newest_step
+from launcher.runs.sync import find_parts
 
 _TICK_S = 0.25
 _MAX_REFUSALS = 100
@@ -141,6 +142,8 @@ class HeadOffice:
             elif isinstance(effect, Record):
                 if effect.event == "stop_requested":
                     self._run.stop_file.touch()
+                if effect.event == "finished":
+                    self._name_offline_parts()
                 self._events.write(effect.event, **effect.fields)
             elif isinstance(effect, Say):
                 self._say(effect.text)
@@ -148,6 +151,14 @@ class HeadOffice:
                 head = self._head
                 first = head.first_failure
                 write_result(self._run, self._plan, effect, attempt=head.attempt, restarts=head.restarts, first=first)
+
+    def _name_offline_parts(self) -> None:
+        """A script talks to W&B itself; what it has left here, and the command that uploads it, is named."""
+        waiting = [part for part in find_parts(self._run.path / "wandb") if not part.synced]
+        if self._plan.worker.kind == "script" and waiting:
+            reason = f"{len(waiting)} part{'s' * (len(waiting) > 1)}"
+            wandb = {"mode": "offline", "reason": reason, "sync": f"launch sync {self._run.run_id}"}
+            self._events.write("tracking", attempt=self._head.attempt, wandb=wandb)
 
     def _send(self, effect: Send) -> None:
         for node in range(len(self._plan.nodes)) if effect.node is None else [effect.node]:

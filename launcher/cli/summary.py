@@ -128,7 +128,8 @@ def _wandb(record: RunRecord, plan: Plan, cwd: Path, *, label: str = "W&B    ") 
     mode, sync = wandb.get("mode"), str(wandb.get("sync") or "")
     sync = sync.replace(plan.run_dir, shown_path(Path(plan.run_dir), cwd))
     if mode == "offline":
-        return f"{label}offline (no key): {sync}" if sync else f"{label}offline (no key)"
+        offline = f"{label}offline ({wandb.get('reason') or 'no key'})"
+        return f"{offline}: {sync}" if sync else offline
     return f"{label}{wandb.get('url') or wandb.get('id')}" if mode == "online" else ""
 
 

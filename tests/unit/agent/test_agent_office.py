@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -227,3 +228,22 @@ def test_the_port_of_an_attempt_is_held_and_another_one_each_time(office: Office
         store.bind(("", first))
         store.listen()
         assert office.office._pick_port() != first
+
+
+@pytest.mark.parametrize(("kind", "told"), [("script", ["2 parts"]), ("job", [])])
+def test_what_a_script_left_offline_is_named_at_the_end(make_run: MakeRun, kind: str, told: list[str]) -> None:
+    """F062: the built-in job's own tracking has said it already."""
+    plan, run = make_run()
+    plan = replace(plan, nodes=plan.nodes[:1], worker=replace(plan.worker, kind=kind))
+    for time, mark in (("1", ""), ("2", ""), ("3", ".synced")):
+        part = run.path / "wandb" / f"offline-run-20261130_00000{time}-{run.run_id}"
+        part.mkdir(parents=True)
+        (part / "run-x.wandb").touch()
+        if mark:
+            (part / f"run-x.wandb{mark}").touch()
+    office = Office(plan, run)
+    office.join_self()
+    office.office.hear_self({"type": "done", "attempt": 1, "exit_codes": {"0": 0}})
+    office.listener.close()
+    assert [event["wandb"]["reason"] for event in office.events("tracking")] == told
+    assert all(event["wandb"]["sync"] == f"launch sync {run.run_id}" for event in office.events("tracking"))
