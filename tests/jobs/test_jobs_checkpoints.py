@@ -1,0 +1,159 @@
+"""Checkpoints of real ranks: which one is taken, what is said about it, and what happens when none can be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Start, tiny
+
+from jobs.folders import complete
+from launcher.runs.metrics import read_metrics
+
+pytestmark = pytest.mark.process
+
+DIE_AT = """
+import os, signal
+import jobs.trainer
+inner = jobs.trainer.Trainer._update
+def update(trainer, share):
+    if trainer.progress.step + 1 == int(os.environ.get("DIE_AT", "0")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return inner(trainer, share)
+jobs.trainer.Trainer._update = update
+"""
+
+RESHARD = """
+import os, sys, traceback
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor, init_device_mesh
+from torch.distributed.checkpoint.state_dict_saver import save
+from jobs.state import open_tensors, read_tensors
+from jobs.storage import Writer
+
+def whole(shape, dtype):
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape).to(dtype)
+
+WHOLE = {"a": whole((7, 5), torch.bfloat16), "b": whole((8, 6), torch.float32), "c": whole((3,), torch.int64)}
+
+def shard(mesh, placements):
+    return {name: distribute_tensor(tensor, mesh, placements) for name, tensor in WHOLE.items()}
+
+def work():
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    folder = Path(os.environ["LAUNCH_RUN_DIR"]) / "sharded"
+    state = {
+        **{f"rows/{k}": v for k, v in shard(init_device_mesh("cpu", (size,)), [Shard(0)]).items()},
+        **({f"tiles/{k}": distribute_tensor(WHOLE[k], init_device_mesh("cpu", (2, size // 2)), [Shard(0), Shard(1)])
+            for k in ("a", "b")}),
+        **{f"all/{k}": v for k, v in WHOLE.items()},
+    }
+    if os.environ["LAUNCH_ATTEMPT"] == "1":
+        save(state, storage_writer=Writer(folder))
+        return
+    for tensor in state.values():
+        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
+    reader = open_tensors(folder, verify=[f"rank-{rank}.safetensors"])
+    read_tensors(reader, folder, state, None)
+    assert len(reader.hashes) == 1
+    for name, tensor in state.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        expected = whole(full.shape, full.dtype)
+        assert torch.equal(full, expected), name
+
+try:
+    work()
+except BaseException:
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
+os._exit(0)
+"""
+
+
+def test_shards_of_four_ranks_are_read_by_two(start: Start, tmp_path: Path) -> None:
+    """F086: rows and tiles (two axes), bfloat16 among them, uneven, and tensors that all ranks have."""
+    (tmp_path / "reshard.py").write_text(RESHARD)
+    load = [str(tmp_path / "reshard.py")]
+    first = start(tmp_path / "run", tiny(), ranks=4, load=load)
+    assert first.wait() == [0, 0, 0, 0], [first.log(rank) for rank in range(4)]
+    second = start(tmp_path / "run", tiny(), ranks=2, attempt=2, load=load)
+    assert second.wait() == [0, 0], [second.log(rank) for rank in range(2)]
+
+
+def test_the_own_checkpoint_wins_over_weights_to_start_from(start: Start, tmp_path: Path) -> None:
+    """F087: init_from, a crash at 30, then on from the own step 25, which is said; nothing of the other run's state."""
+    source = start(tmp_path / "source", tiny(train={"until": "12 steps", "eval_every": None}))
+    assert source.wait() == [0, 0], source.log()
+    (tmp_path / "die.py").write_text(DIE_AT)
+    recipe = tiny(train={"until": "40 steps", "eval_every": None}, checkpoint={"every": "5 steps"})
+    recipe["checkpoint"]["init_from"] = str(source.run_dir)
+    whole = start(tmp_path / "whole", recipe)
+    assert whole.wait() == [0, 0], whole.log()
+    assert f"starting with the weights of {source.run_dir}: 40 of 40 steps" in whole.log()
+    assert whole.event("training_started")["init_from"] == str(source.run_dir)
+    crashed = start(tmp_path / "run", recipe, load=[str(tmp_path / "die.py")], rank_env={0: {"DIE_AT": "30"}})
+    crashed.wait()
+    resumed = start(tmp_path / "run", recipe, attempt=2)
+    assert resumed.wait() == [0, 0], resumed.log()
+    assert resumed.log().splitlines()[:3] == [
+        "resumes from step-25",
+        f"checkpoint.init_from ({source.run_dir}) is not read: the run goes on from a checkpoint of its own",
+        "resuming: 15 of 40 steps, 2 ranks",
+    ]
+    started = resumed.event("training_started")
+    assert (started["resumed_from"], started["step"], started["init_from"]) == ("step-25", 25, None)
+    assert resumed.weights == whole.weights
+
+
+def test_the_broken_newest_is_named_and_the_one_before_is_used(start: Start, tmp_path: Path) -> None:
+    """F009: the middle of a file of rank 1 is zeroed; the ranks find it while they read, and read the one before."""
+    recipe = tiny(train={"until": "40 steps", "eval_every": None}, checkpoint={"every": "10 steps", "keep": 3})
+    whole = start(tmp_path / "whole", recipe)
+    assert whole.wait() == [0, 0], whole.log()
+    (tmp_path / "die.py").write_text(DIE_AT)
+    crashed = start(tmp_path / "run", recipe, load=[str(tmp_path / "die.py")], rank_env={1: {"DIE_AT": "33"}})
+    crashed.wait()
+    victim = crashed.run_dir / "checkpoints" / "step-30" / "rank-1.safetensors"
+    content = bytearray(victim.read_bytes())
+    content[-40:-20] = bytes(20)
+    victim.write_bytes(content)
+    resumed = start(tmp_path / "run", recipe, attempt=2)
+    assert resumed.wait() == [0, 0], resumed.log()
+    said = resumed.log().splitlines()[0]
+    assert said.startswith("resumes from step-20; step-30 is broken: rank-1.safetensors has the hash ")
+    [rejected] = resumed.event("training_started")["rejected"]
+    assert said == f"resumes from step-20; {rejected['name']} {rejected['problem']}"
+    assert resumed.weights == whole.weights
+    losses = [[record["train/loss"] for record in read_metrics(ranks.metrics)] for ranks in (whole, resumed)]
+    assert losses[0] == losses[1]
+
+
+def test_a_save_that_cannot_be_written_ends_all_ranks_at_once(start: Start, tmp_path: Path) -> None:
+    """F084: between two saves a file takes the place of the folder."""
+    (tmp_path / "die.py").write_text(
+        DIE_AT.replace(
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "folder = trainer._parts.checkpoints.folder; folder.rename(f'{folder}.away'); folder.touch()",
+        )
+    )
+    recipe = tiny(train={"until": "40 steps"}, checkpoint={"every": "5 steps"})
+    ranks = start(tmp_path / "run", recipe, load=[str(tmp_path / "die.py")], rank_env={0: {"DIE_AT": "8"}})
+    assert ranks.wait() == [1, 1]
+    for rank in (0, 1):
+        error = ranks.log(rank).splitlines()[-1]
+        assert error.startswith(f"jobs.checkpoint.SaveError: step-10 could not be written to {tmp_path}"), error
+    assert complete(tmp_path / "run" / "checkpoints.away") == ["step-5"]
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_training(start: Start, tmp_path: Path) -> None:
+    """F084: before the data is prepared, too."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").touch()
+    ranks = start(tmp_path / "run", tiny())
+    assert ranks.wait() == [1, 1]
+    assert "SaveError: no checkpoint can be written to" in ranks.log()
+    assert not ranks.metrics.exists()
