@@ -107,11 +107,6 @@ class RunDir:
         """What the recipe's `setup` printed."""
         return self.path / "logs" / "setup.log"
 
-    @property
-    def tmp(self) -> Path:
-        """TMPDIR of the workers: what they leave there does not stay on the machine. Removed at the end."""
-        return self.path / "tmp"
-
     def log(self, *, attempt: int, node: int, rank: int) -> Path:
         """The output of one rank in one attempt: both streams, whole lines."""
         return self.path / "logs" / f"attempt-{attempt}" / f"node-{node}" / f"rank-{rank}.log"

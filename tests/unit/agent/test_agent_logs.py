@@ -57,6 +57,26 @@ class TestStream:
     def test_nothing_to_read_is_not_the_end(self, output: Output) -> None:
         assert output.stream.read()
 
+    def test_a_secret_that_comes_in_two_writes_or_at_the_end_of_a_piece_is_not_handed_on(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """F060"""
+        monkeypatch.setenv("HF_TOKEN", "canary-0815-cafe")
+        output = Output()
+        output.write(b"the key is canary-08")
+        output.write(b"15-cafe\n")
+        assert output.text == b"the key is ***HF_TOKEN***\n"
+        endless = (b"x" * 37 + b"canary-0815-cafe") * 60_000
+        for begin in range(0, len(endless), 30_011):
+            output.write(endless[begin : begin + 30_011])
+        os.close(output.fd)
+        output.stream.drain_and_close()
+        assert output.text.count(b"\n") > 3, "it came in pieces"
+        shown = output.text.replace(b"\n", b"")
+        assert b"cana" not in shown
+        assert b"cafe" not in shown
+        assert shown.count(b"***HF_TOKEN***") == 60_001
+
     def test_a_line_that_never_ends_is_handed_on_in_pieces(self, output: Output) -> None:
         for _ in range(40):
             output.write(b"." * 60_000)
