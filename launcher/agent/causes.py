@@ -120,13 +120,18 @@ def is_signal(exit_code: int) -> bool:
     return 128 < exit_code <= 128 + signal.SIGRTMAX
 
 
-def classify(exit_code: int, error: dict[str, Any] | None, *, oom_killed: bool = False) -> Cause:
+def classify(
+    exit_code: int, error: dict[str, Any] | None, *, oom_killed: bool = False, timed_out: bool = False
+) -> Cause:
     """The cause of a worker's end. `error` is its error file, if it wrote one.
 
     oom_killed: the kernel has killed a process of its memory cgroup while it ran.
+    timed_out: the watchdog of NCCL has spoken.
     """
     if oom_killed and _was_killed(exit_code, error):
         return Cause.OOM_KILLED
+    if error is None and timed_out and is_signal(exit_code):
+        return Cause.HANG
     if error is None:
         return Cause.SIGNAL if is_signal(exit_code) else Cause.USAGE if exit_code == 2 else Cause.WORKER_ERROR
     message, bases = _message(error), set(error.get("exception_bases", ()))

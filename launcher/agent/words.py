@@ -9,6 +9,8 @@ _LINE_BYTES = 400
 _BYTES = 2_000
 _TRACEBACK = b"Traceback (most recent call last):"
 _IGNORED = b"Exception ignored in"
+_WATCHDOG = b"Watchdog caught collective operation timeout"
+"""What NCCL's watchdog says before it aborts the process; many lines of C++ come after it, and no exception."""
 
 
 class LastWords:
@@ -19,6 +21,8 @@ class LastWords:
         self._lines: deque[tuple[int, bytes]] = deque(maxlen=_LINES)
         self._traceback: int | None = None
         self._before = b""
+        self.timeout = ""
+        """The watchdog's line, if it spoke."""
 
     def add(self, lines: bytes, *, is_stderr: bool) -> None:
         """Take whole lines that go into the log now."""
@@ -31,6 +35,9 @@ class LastWords:
             if line.startswith(_TRACEBACK) and not self._before.startswith(_IGNORED):
                 self._traceback = self._count
             self._before = line[:_LINE_BYTES]
+            if not self.timeout and (begin := line.find(_WATCHDOG)) >= 0:
+                self.timeout = line[begin : begin + _LINE_BYTES].decode(errors="replace")
+                self._traceback = self._count
             if line.strip():
                 self._lines.append((self._count, self._before))
 

@@ -242,8 +242,9 @@ class Workers:
     def _failure(self, worker: Worker, exit_code: int, error: dict[str, Any] | None) -> Failure:
         memory = worker.memory
         oom_killed = memory is not None and memory.oom_kills() > worker.oom_kills
-        cause = classify(exit_code, error, oom_killed=oom_killed)
-        message = describe(exit_code, error)
+        timeout = worker.words.timeout
+        cause = classify(exit_code, error, oom_killed=oom_killed, timed_out=bool(timeout))
+        message = timeout if error is None and cause is Cause.HANG else describe(exit_code, error)
         if memory is not None and cause is Cause.OOM_KILLED:
             message += f": the kernel was out of memory ({memory.describe()})"
         return Failure(

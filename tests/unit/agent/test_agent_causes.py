@@ -104,3 +104,11 @@ def test_a_kill_by_the_kernel_is_told_from_another(
 ) -> None:
     """F001: a death without an exception."""
     assert classify(exit_code, raised, oom_killed=oom_killed) is cause
+
+
+def test_an_abort_by_the_watchdog_of_nccl_is_a_hang() -> None:
+    """F072."""
+    assert classify(134, None, timed_out=True) is Cause.HANG
+    assert classify(134, None) is Cause.SIGNAL
+    assert classify(1, None, timed_out=True) is Cause.WORKER_ERROR, "it went on, and ended by itself"
+    assert classify(1, error("ValueError", "boom"), timed_out=True) is Cause.WORKER_ERROR

@@ -48,3 +48,13 @@ def test_long_lines_are_cut_and_what_is_no_text_is_shown_as_such() -> None:
     last = words(*((bytes([65 + i]) * 5_000 + b"\n", True) for i in range(9)), (b"\xff end\n", True))
     assert len(last.text) <= 2_100
     assert last.text.splitlines()[-1] == "\N{REPLACEMENT CHARACTER} end"
+
+
+def test_the_watchdog_of_nccl_is_heard_though_many_lines_follow() -> None:
+    """F072: it aborts the process from C++, so there is no exception."""
+    spoken = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600081 ms"
+    frames = [(f"frame #{i}: c10d::x\n".encode(), True) for i in range(40)]
+    last = words((f"[rank0]:[E1218 ProcessGroupNCCL.cpp:629] [Rank 0] {spoken}\n".encode(), True), *frames)
+    assert last.timeout == spoken
+    assert last.line == 1
+    assert words((b"nothing\n", True)).timeout == ""
