@@ -41,6 +41,7 @@ def test_the_names_are_those_of_a_real_torchrun_and_ours(tmp_path: Path) -> None
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    bare["TMPDIR"] = str(tmp_path)  # where torchrun leaves a folder
     subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--node-rank", "0"),
