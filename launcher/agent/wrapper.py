@@ -46,8 +46,10 @@ STACKS_SIGNAL = signal.SIGRTMAX - 3
 def show_stacks_on_signal() -> None:
     """From now on STACKS_SIGNAL makes this process write the Python stacks of its threads on descriptor 2.
 
-    In C, without the interpreter: also from a loop that never lets go of it, or from inside a collective.
+    In C, without the interpreter: also from a loop that never lets go of it, or from inside a collective. A crash
+    (SIGSEGV, SIGABRT ...) writes them too, and is what it was for everybody else.
     """
+    faulthandler.enable(file=2, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True, chain=False)
 
 
@@ -160,19 +162,21 @@ def _place(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> st
         return f"{error.filename}:{error.lineno}"
     if not frames:
         return ""
-    root = os.path.dirname(os.path.abspath(frames[0].filename))
+    root = Path(frames[0].filename).absolute().parent
     own = [frame for frame in frames if not frame.filename.startswith("<") and _is_own(frame.filename, root)]
     frame = (own or frames)[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
 
 
-def _is_own(file: str, root: str) -> bool:
+_LIBRARIES = (Path(os.__file__).absolute().parent, Path(__file__).absolute().parent)
+
+
+def _is_own(file: str, root: Path) -> bool:
     """Whether a file is beside the script (which may be installed itself), or in no folder of libraries."""
-    path = os.path.abspath(file)
-    if path.startswith(root + os.sep):
-        path = path[len(root) :]
-    foreign = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, os.path.dirname(__file__) + os.sep)
-    return not (path.startswith(foreign) or f"{os.sep}site-packages{os.sep}" in path or "dist-packages" in path)
+    path = Path(file).absolute()
+    if path.is_relative_to(root):
+        path = path.relative_to(root)
+    return not (any(map(path.is_relative_to, _LIBRARIES)) or {"site-packages", "dist-packages"} & set(path.parts))
 
 
 def leave(code: int, *, finish: bool) -> NoReturn:
