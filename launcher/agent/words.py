@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
+
+from launcher.runs.stacks import own_frame, parse_dump
 
 _LINES = 10
 _LINE_BYTES = 400
 _BYTES = 2_000
 _TRACEBACK = b"Traceback (most recent call last):"
 _IGNORED = b"Exception ignored in"
+_CRASH = b"Fatal Python error: "
+_OF_A_CRASH = re.compile(
+    rb"(Current thread|Thread) 0x|  (File|Binary file|<|\.\.\.)|Extension modules:|$|Current thread's C"
+)
+"""What faulthandler writes after that: many lines, of which one says where it was."""
 _WATCHDOG = b"Watchdog caught collective operation timeout"
 """What NCCL's watchdog says before it aborts the process; many lines of C++ come after it, and no exception."""
 
@@ -21,6 +29,7 @@ class LastWords:
         self._lines: deque[tuple[int, bytes]] = deque(maxlen=_LINES)
         self._traceback: int | None = None
         self._before = b""
+        self._crash: list[bytes] | None = None
         self.timeout = ""
         """The watchdog's line, if it spoke."""
 
@@ -35,6 +44,11 @@ class LastWords:
             if line.startswith(_TRACEBACK) and not self._before.startswith(_IGNORED):
                 self._traceback = self._count
             self._before = line[:_LINE_BYTES]
+            if line.startswith(_CRASH):
+                self._crash = []
+            elif self._crash is not None and _OF_A_CRASH.match(line):
+                self._crash.append(self._before)
+                continue
             if not self.timeout and (begin := line.find(_WATCHDOG)) >= 0:
                 self.timeout = line[begin : begin + _LINE_BYTES].decode(errors="replace")
                 self._traceback = self._count
@@ -47,6 +61,15 @@ class LastWords:
         if self._traceback is not None:
             return self._traceback
         return self._lines[0][0] if self._lines else self._count or None
+
+    @property
+    def place(self) -> str:
+        """`file:line in function` of a crash: the innermost call of the thread that crashed that is the user's own."""
+        text = b"\n".join(self._crash or ()).decode(errors="replace")
+        current = text[max(0, text.find("Current thread")) :].split("\n\n")[0]
+        threads = parse_dump(current)
+        frame = own_frame(threads[0]) if threads else None
+        return "" if frame is None else str(frame)
 
     @property
     def text(self) -> str:

@@ -255,12 +255,12 @@ class Workers:
             exit_code=exit_code,
             cause=cause,
             message=message,
-            place=str(error.get("place", "")) if error else "",
+            place=str(error.get("place", "")) if error else worker.words.place,
             log=str(worker.log.relative_to(self._run.path)),
             log_line=worker.words.line,
             exception=str(error.get("exception", "")) if error else "",
             step=_step(error),
-            last_words=worker.words.text if error is None else "",
+            last_words=worker.words.text if error is None and message != timeout else "",
         )
 
     # ---------------------------------------------------------------- the zygote

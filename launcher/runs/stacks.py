@@ -26,6 +26,9 @@ class Frame:
     file: str
     line: int
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
     @property
     def is_library(self) -> bool:
         """Whether it is code of Python, of a package or of the launcher."""
@@ -104,11 +107,13 @@ def place_of(thread: Thread) -> str:
     """`all_reduce at train.py:41 in step`: the innermost call, and the line of the user's own that led there."""
     if not thread.frames:
         return "no Python code"
-    innermost = thread.frames[0]
-    own = next((frame for frame in thread.frames if not frame.is_library), innermost)
-    if own is innermost:
-        return f"{own.file}:{own.line} in {own.function}"
-    return f"{innermost.function} at {own.file}:{own.line} in {own.function}"
+    innermost, own = thread.frames[0], own_frame(thread)
+    return str(own) if own is innermost else f"{innermost.function} at {own}"
+
+
+def own_frame(thread: Thread) -> Frame | None:
+    """The innermost call that is the user's own, else the innermost one. None without any."""
+    return next((frame for frame in thread.frames if not frame.is_library), next(iter(thread.frames), None))
 
 
 def summary(stacks: Sequence[RankStack]) -> list[str]:
@@ -127,7 +132,7 @@ def detail(stack: RankStack) -> list[str]:
     for thread in sorted(stack.threads, key=lambda each: not each.main):
         state = {True: ", running", False: ", waiting", None: ""}[thread.running]
         lines.append(f"  {thread.name or ('MainThread' if thread.main else 'thread')}{state}")
-        lines += [f"    {frame.file}:{frame.line} in {frame.function}" for frame in thread.frames]
+        lines += [f"    {frame}" for frame in thread.frames]
     return lines
 
 

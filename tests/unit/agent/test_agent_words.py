@@ -58,3 +58,39 @@ def test_the_watchdog_of_nccl_is_heard_though_many_lines_follow() -> None:
     assert last.timeout == spoken
     assert last.line == 1
     assert words((b"nothing\n", True)).timeout == ""
+
+
+CRASH = """about to crash
+Fatal Python error: Segmentation fault
+
+Thread 0x00007fd3ec3c9b80 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007fd3ec3c9b81 [python] (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/home/ada/train.py", line 3 in step
+  File "/home/ada/train.py", line 9 in <module>
+  File "/opt/site-packages/launcher/agent/wrapper.py", line 40 in run_script
+
+Thread 0x00007fd3ec3c9b82 (most recent call first):
+  File "/home/ada/other.py", line 1 in poll
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+
+
+def test_of_a_crash_the_place_is_kept_and_not_the_many_lines() -> None:
+    last = words((b"out\n", False), (CRASH.encode(), True))
+    assert last.text.splitlines() == ["about to crash", "Fatal Python error: Segmentation fault"]
+    assert last.place == "/home/ada/train.py:3 in step"
+    assert last.line == 2
+
+
+def test_what_is_said_after_the_crash_of_a_child_is_heard_again() -> None:
+    last = words((CRASH.encode(), True), (b"loader died\nno data left\n", True))
+    assert last.text.splitlines()[-2:] == ["loader died", "no data left"]
+
+
+def test_without_a_crash_there_is_no_place() -> None:
+    assert words((b"x\n", True)).place == ""
+    assert words((b"Fatal Python error: Aborted\n", True)).place == ""
