@@ -12,6 +12,7 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -145,7 +146,10 @@ def _clean_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("HOME", str(home))
         for kind in ("STATE", "CACHE", "CONFIG", "DATA"):
             patch.setenv(f"XDG_{kind}_HOME", str(home / kind.lower()))
-        yield
+        # A short path: sockets are made below. What processes without our agent are killed over stays there, and goes.
+        with tempfile.TemporaryDirectory(prefix="lt-", ignore_cleanup_errors=True) as temporary:
+            patch.setenv("TMPDIR", temporary)
+            yield
 
 
 @pytest.fixture(autouse=True)
