@@ -52,6 +52,8 @@ def test_the_last_screen_names_who_was_first_and_quotes_what_he_said_last(launch
             assert first.endswith(f"   {name}.py:5 in work")
         else:
             assert "        | last-words" in rest
+        if name == "segv":
+            assert first.endswith("   segv.py:5 in work"), "a crash has a place too"
         (log,) = [line.strip() for line in rest if "rank-2.log:" in line]
         path, _, number = log.rpartition(":")
         lines = (run.run.path / path).read_text().splitlines()
