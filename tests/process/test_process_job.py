@@ -140,3 +140,17 @@ def test_the_torchrun_lines_of_the_dry_run_train_the_same(
     outputs = [shell.communicate(timeout=LIMIT_S)[0] for shell in shells]
     assert [shell.returncode for shell in shells] == [0, 0], "\n".join(outputs)
     assert outputs[0].splitlines()[-1] == f"weights_sha256 {undisturbed['weights_sha256']}"
+
+
+def test_a_rank_that_freezes_is_noticed_after_the_timeout_of_the_recipe(launch: Launch, recipe_file: Path) -> None:
+    """F072: nothing of it can answer, so the timeout of the collectives is what notices."""
+    endless = ("train.until=1000000 steps", "checkpoint.every=1000000 steps", "train.log_every=1 steps")
+    run = launch(recipe_file, *endless, "network.timeout=5s", "faults.max_restarts=0")
+    run.until(lambda: run.run.metrics.exists() and read_metrics(run.run.metrics))
+    (worker,) = run.happened("worker_started", rank=1)
+    os.kill(worker["pid"], signal.SIGSTOP)
+    assert run.wait() == 1, run.text
+    assert run.result["cause"] == "hang"
+    assert run.result["first_failure"]["rank"] == 0
+    assert "5000ms" in run.result["first_failure"]["message"]
+    assert run.happened("stacks_requested", attempt=1)
