@@ -156,11 +156,16 @@ def test_shipped_recipe_plans(recipe: Path, nodes: int) -> None:
 def test_recipe_of_the_readme_plans(tmp_path: Path) -> None:
     """The one that is explained line by line."""
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    whole, network = blocks
+    whole, script, network = blocks
     (tmp_path / "whole.yaml").write_text(whole)
     (tmp_path / "network.yaml").write_text("extends: whole.yaml\n" + network)
     for name in ("whole.yaml", "network.yaml"):
         make_plan(load_recipe(tmp_path / name, ()), gather_facts(), run_id="r0", runs_dir="runs")
+    (tmp_path / "script.yaml").write_text(script)
+    (tmp_path / "finetune.py").touch()
+    loaded = load_recipe(tmp_path / "script.yaml", ())
+    assert loaded.recipe.secrets == ("HF_TOKEN",)
+    assert loaded.recipe.setup == ("module load cuda/12.6",)
 
 
 def test_script_of_the_recipes_readme_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
