@@ -12,6 +12,7 @@ import itertools
 import os
 import shutil
 import signal
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ _STAMP = "launch"
 """Key in every checkpoint: the run that wrote it, and in which of its trainings."""
 _FILE = "lightning.ckpt"
 _KEPT_STOPS = 2
+_EXACT_SINCE = (2, 5)
 
 
 def change_trainer(module: ModuleType) -> None:
@@ -40,6 +42,7 @@ def change_trainer(module: ModuleType) -> None:
     def fit_and_resume(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         if any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks):
             return fit(trainer, *args, **kwargs)  # a Tuner, which only tries learning rates or batch sizes
+        _check_version(module)
         call = fit_signature.bind(trainer, *args, **kwargs)
         guard = guard_class(ledger, save_checkpoint, next(trainings))
         trainer.callbacks = [other for other in trainer.callbacks if not isinstance(other, guard_class)] + [guard]
@@ -57,6 +60,13 @@ def change_trainer(module: ModuleType) -> None:
         return result
 
     trainer_class.fit, trainer_class.save_checkpoint = fit_and_resume, save_and_note
+
+
+def _check_version(module: ModuleType) -> None:
+    package = sys.modules[module.__name__.removesuffix(".trainer.trainer")]
+    major, minor = (int(number) for number in package.__version__.split(".")[:2])
+    if (major, minor) < _EXACT_SINCE:
+        say(f"Lightning {package.__version__} counts steps wrong when it goes on from within an epoch; 2.5 does not")
 
 
 def _guard_class(callback_class: type[Any]) -> type[Any]:

@@ -191,7 +191,7 @@ class FakeLightning(ModuleType):
     """What `lightning.pytorch.trainer.trainer` has that matters here."""
 
     def __init__(self) -> None:
-        super().__init__("trainer")
+        super().__init__("fake_lightning.trainer.trainer")
         calls: list[dict[str, Any]] = []
         self.calls = calls
 
@@ -222,6 +222,7 @@ class FakeLightning(ModuleType):
 class TestLightning:
     @pytest.fixture
     def fake(self, monkeypatch: pytest.MonkeyPatch) -> FakeLightning:
+        monkeypatch.setitem(sys.modules, "fake_lightning", SimpleNamespace(__version__="2.6.6"))
         monkeypatch.delenv("PL_TRAINER_DEFAULT_ROOT_DIR", raising=False)
         monkeypatch.setenv("PL_TRAINER_DEFAULT_ROOT_DIR", "")  # restored at the end, whatever is set in between
         os.environ.pop("PL_TRAINER_DEFAULT_ROOT_DIR")
@@ -299,6 +300,15 @@ class TestLightning:
         again.Trainer().fit("first")
         again.Trainer().fit("second")
         assert [call["ckpt_path"] for call in again.calls] == [str(tmp_path / "first.ckpt"), None]
+
+    def test_version_that_does_not_go_on_exactly_is_said(
+        self, fake: FakeLightning, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        fake.Trainer().fit("model")
+        assert "counts steps wrong" not in capsys.readouterr().out
+        monkeypatch.setitem(sys.modules, "fake_lightning", SimpleNamespace(__version__="2.4.0.post1"))
+        fake.Trainer().fit("model")
+        assert "Lightning 2.4.0.post1 counts steps wrong" in capsys.readouterr().out
 
     def test_tuner_is_left_alone(self, fake: FakeLightning) -> None:
         trainer = fake.Trainer()
