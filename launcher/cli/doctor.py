@@ -15,15 +15,15 @@ def doctor(as_json: bool, runs_dir: str | None) -> int:
     import os
     import sys
     from dataclasses import asdict
-    from pathlib import Path
 
     from launcher.errors import ExitCode
     from launcher.planning.doctor import Level, diagnose
     from launcher.planning.facts import gather_facts, package_version
     from launcher.planning.machine import probe_machine
+    from launcher.recipe.paths import expanded
     from launcher.runs.spy import find_pyspy
 
-    root = Path(runs_dir or os.environ.get("LAUNCH_RUNS") or "runs").expanduser()
+    root = expanded(runs_dir or os.environ.get("LAUNCH_RUNS") or "runs")
     wandb = package_version("wandb", sys.path)
     found = diagnose(probe_machine(gather_facts(), root, pyspy=find_pyspy(), wandb_version=wandb))
     counts = {level: sum(each.level is level for each in found) for level in Level}

@@ -129,7 +129,7 @@ def probe_machine(facts: Facts, runs_root: Path, *, pyspy: str | None, wandb_ver
 def space_at(path: Path, root: Path) -> Space:
     """The file system of a folder, or of the nearest one above it that is there."""
     folder = path.absolute()
-    while not folder.exists():
+    while not _is_there(folder):
         folder = folder.parent
     stat = os.statvfs(folder)
     return Space(
@@ -140,6 +140,15 @@ def space_at(path: Path, root: Path) -> Space:
         free_inodes=stat.f_favail / stat.f_files if stat.f_files else 1.0,
         writable=os.access(folder, os.W_OK | os.X_OK),
     )
+
+
+def _is_there(path: Path) -> bool:
+    """Also False for a folder below one that is closed to us."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
 
 
 def memory_limit(root: Path) -> int | None:

@@ -25,10 +25,10 @@ def key_source(env: Mapping[str, str]) -> str:
     """`WANDB_API_KEY`, or the file that `wandb login` has written. Empty without a key."""
     if env.get("WANDB_API_KEY"):
         return "WANDB_API_KEY"
-    path = Path(env.get("NETRC") or Path.home() / ".netrc")
     try:
+        path = Path(env.get("NETRC") or Path.home() / ".netrc")
         known = netrc.netrc(path).authenticators(urlsplit(server(env)).hostname or "") is not None
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, RuntimeError, netrc.NetrcParseError):  # RuntimeError: a user without a home
         return ""
     return str(path) if known else ""
 

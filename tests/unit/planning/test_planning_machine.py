@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,27 @@ def test_the_space_of_a_folder_that_is_not_there_is_that_of_the_one_above(tmp_pa
     assert space.path == str(tmp_path / "a" / "b")
     assert space.total_bytes > 0
     assert space.writable
+
+
+def test_the_space_below_a_folder_that_is_closed_to_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stat = Path.stat
+
+    def closed(path: Path, **options: Any) -> Any:
+        if path.is_relative_to(tmp_path / "closed" / "x"):
+            raise PermissionError(13, "Permission denied")
+        return stat(path, **options)
+
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(Path, "stat", closed)
+    assert space_at(tmp_path / "closed" / "x" / "runs", ROOT).total_bytes > 0
+
+
+def test_a_user_without_a_home_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert key_source({}) == ""
 
 
 @pytest.mark.parametrize(
