@@ -124,6 +124,7 @@ class Checkpoints:
             rejected.append(Rejected(name=name, problem=problem))
         if names:
             found = "\n  ".join(f"{other.name} {other.problem}" for other in rejected)
+            meeting.part("use no checkpoint")
             raise CheckpointError(
                 f"{self.folder}: no checkpoint can be used\n  {found}\nmove them away to start from zero"
             )
@@ -212,9 +213,13 @@ class Checkpoints:
         """Remove what dead attempts left. Returns what is worth saying about it (fields of Rejected)."""
         remarks = []
         for leftover in sorted(self.folder.glob("step-*.tmp-*")):
-            shutil.rmtree(leftover)
+            problem = "was not finished, and is removed"
+            try:
+                shutil.rmtree(leftover)
+            except OSError as error:
+                problem = f"was not finished, and cannot be removed: {error}"
             if not leftover.name.endswith(_DELETED):
-                remarks.append({"name": leftover.name, "problem": "was not finished, and is removed"})
+                remarks.append({"name": leftover.name, "problem": problem})
         for probe in self.folder.glob(".probe-*"):
             if not probe.name.startswith(f".probe-{self._attempt}-"):  # of a rank that died while it tried
                 probe.unlink()
@@ -265,15 +270,18 @@ class Checkpoints:
     def _prune(self) -> None:
         """Remove what `keep` and `best` do not hold. Only complete ones count: what is no checkpoint replaces none."""
         names = complete(self.folder)
-        kept = {*names[-self._keep :], self.best()}
-        for name in names:
-            if name not in kept:  # a rename first: half-deleted never looks like broken
-                (self.folder / name).rename(self.folder / f"{name}{_DELETED}")
-        oldest_step = step_of(names[-self._keep :][0])
-        for path in self.folder.glob("step-*"):
-            aside = _ASIDE.fullmatch(path.name)
-            if path.name.endswith(_DELETED) or (aside is not None and int(aside[1]) < oldest_step):
-                shutil.rmtree(path)
+        newest = names[-self._keep :]
+        kept = {*newest, self.best()}
+        try:
+            for name in names:
+                if name not in kept:  # a rename first: half-deleted never looks like broken
+                    (self.folder / name).rename(self.folder / f"{name}{_DELETED}")
+            for path in self.folder.glob("step-*"):
+                aside = _ASIDE.fullmatch(path.name)
+                if path.name.endswith(_DELETED) or (aside is not None and int(aside[1]) < step_of(newest[0])):
+                    shutil.rmtree(path)
+        except OSError as error:  # somebody reads it on a network disk: the training need not end for that
+            print(f"old checkpoints could not be removed, the next save tries again: {error}", flush=True)
 
 
 def _broken(check: Callable[[], None]) -> str:

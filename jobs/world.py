@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 LONG_S = 2 * 3600.0
 """For what may take long with nothing wrong: preparing data, writing and verifying a checkpoint."""
+PART_S = 2.0
+"""How long rank 0 waits for the others to hear of an error."""
 REMIND_S = 10.0
 """How often a wait says for whom it waits."""
 
@@ -88,6 +90,19 @@ class Meeting:
         decision: T = self._value(what, 0, json.loads(self._store.get(what)))
         return decision
 
+    def part(self, what: str) -> None:
+        """Before all ranks end with an error that all of them know: let the others read it.
+
+        Rank 0 holds the store. Where it ends first, the others say that they lost a peer, at length, and not why.
+        """
+        if self.world.rank:
+            self._store.set(f"{what}/{self.world.rank}/known", "")
+            return
+        keys = [f"{what}/{rank}/known" for rank in range(1, self.world.size)]
+        deadline_s = time.monotonic() + PART_S
+        while keys and not self._store.check(keys) and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+
     def _outcome(self, function: Callable[[], Any]) -> dict[str, Any]:
         try:
             return {"value": function()}
@@ -98,6 +113,7 @@ class Meeting:
     def _value(self, what: str, rank: int, outcome: dict[str, Any]) -> Any:
         if "error" not in outcome:
             return outcome["value"]
+        self.part(what)
         if rank == self.world.rank:
             raise self._error
         raise PeerError(f"rank {rank} could not {what}: {outcome['error']}")

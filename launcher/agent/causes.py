@@ -42,11 +42,12 @@ _CLASSES = (
     ),
     _Class(
         Cause.DISK,
-        frozenset({"SaveError"}),  # jobs.checkpoint.SaveError: a checkpoint could not be written
+        frozenset(),
         re.compile(
             r"\[Errno (28|122)\]|No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
         ),
     ),
+    _Class(Cause.SAVE, frozenset({"SaveError"}), _NEVER),  # of jobs.checkpoint; before its base
     _Class(Cause.CHECKPOINT, frozenset({"CheckpointError"}), _NEVER),
     _Class(Cause.USAGE, frozenset({"ImportError", "SyntaxError"}), _NEVER),
     _Class(Cause.NAN, frozenset({"FloatingPointError"}), _NEVER),

@@ -42,6 +42,7 @@ class Cause(StrEnum):
     OOM_HOST = "oom_host"
     OOM_KILLED = "oom_killed"
     CHECKPOINT = "checkpoint"
+    SAVE = "save"
     DISK = "disk"
     SETUP = "setup"
     HANG = "hang"
@@ -97,6 +98,12 @@ POLICIES: dict[Cause, Policy] = {
     ),
     Cause.CHECKPOINT: Policy(
         retry=False, sentence="the checkpoint cannot be used", why_not="the checkpoint stays as it is"
+    ),
+    Cause.SAVE: Policy(
+        retry=False,
+        sentence="a checkpoint could not be written",
+        why_not="what is not saved would be lost again",
+        hint="make its folder writable, then resume",
     ),
     Cause.DISK: Policy(
         retry=False,

@@ -40,6 +40,8 @@ def error(name: str, text: str, *bases: str) -> dict[str, Any]:
         (1, error("OSError", "[Errno 122] Disk quota exceeded: 'x'"), Cause.DISK),
         (1, error("RuntimeError", "PytorchStreamWriter failed writing file data/3: file write failed"), Cause.DISK),
         (1, error("CheckpointError", "step-4: rank-0 is missing", "RuntimeError"), Cause.CHECKPOINT),
+        (1, error("SaveError", "step-4 could not be written", "CheckpointError", "RuntimeError"), Cause.SAVE),
+        (1, error("SaveError", "rank 1: OSError: [Errno 28] No space left", "CheckpointError"), Cause.DISK),
         (1, error("OSError", "[Errno 12] Cannot allocate memory"), Cause.OOM_HOST),
         (1, error("ValueError", "MemoryError is what I say"), Cause.WORKER_ERROR),
         (1, error("NotFinite", "loss is nan at step 3", "FloatingPointError"), Cause.NAN),

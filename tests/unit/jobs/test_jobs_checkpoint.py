@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -453,6 +454,27 @@ def test_a_save_that_fails_is_loud_and_keeps_what_was_there(tmp_path: Path, monk
         assert str(choose(checkpoints(tmp_path)).name) in ("step-1", "step-2")
         if (store.folder / "step-2").exists():  # it was on the disk; only the pointer was not
             (store.folder / "step-2").rename(tmp_path / f"step-2-{number}")
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_said_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a network disk somebody may have a file of it open: the training need not end for that."""
+    store = checkpoints(tmp_path, keep=1)
+    save(store, 1)
+
+    def busy(path: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        save(store, 2)
+        assert "old checkpoints could not be removed, the next save tries again" in capsys.readouterr().out
+        (store.folder / "step-9.tmp-1").mkdir()
+        assert "step-9.tmp-1 was not finished, and cannot be removed: " in choose(store).sentence()
+    assert (store.folder / "step-1.tmp-deleted").exists()
+    save(store, 3)
+    assert sorted(path.name for path in store.folder.glob("step-*")) == ["step-3", "step-9.tmp-1"]
 
 
 def test_a_folder_that_cannot_be_written_is_found_at_the_start(tmp_path: Path) -> None:
