@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -62,17 +63,18 @@ def must_append(program: Sequence[str]) -> bool:
 def _run(command: Sequence[str], env: Mapping[str, str], *, given: str = "", limit_s: float | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "WANDB_MODE"}
     try:
-        done = subprocess.run(
-            command,
-            input=given,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**environment, "PYTHONSAFEPATH": "1", **env},
-            timeout=limit_s,
-            check=False,
-        )
+        with tempfile.TemporaryDirectory(prefix="launch-sync-") as scratch:  # W&B leaves a log there
+            done = subprocess.run(
+                command,
+                input=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env={**environment, "PYTHONSAFEPATH": "1", "TMPDIR": scratch, **env},
+                timeout=limit_s,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UploadError(str(error)) from error
     said = redact.own().text(done.stdout).strip()
