@@ -153,7 +153,7 @@ def test_shipped_recipe_plans(recipe: Path, nodes: int) -> None:
     assert len(plan.nodes) == (1 if single else nodes)
 
 
-def test_recipe_of_the_readme_plans(tmp_path: Path) -> None:
+def test_recipe_of_the_readme_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is explained line by line."""
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
     whole, script, network = blocks
@@ -163,6 +163,9 @@ def test_recipe_of_the_readme_plans(tmp_path: Path) -> None:
         make_plan(load_recipe(tmp_path / name, ()), gather_facts(), run_id="r0", runs_dir="runs")
     (tmp_path / "script.yaml").write_text(script)
     (tmp_path / "finetune.py").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs" / "ft").symlink_to(sys.executable)
     loaded = load_recipe(tmp_path / "script.yaml", ())
     assert loaded.recipe.secrets == ("HF_TOKEN",)
     assert loaded.recipe.setup == ("module load cuda/12.6",)
