@@ -77,7 +77,8 @@ def train(job: Job, stop: StopRequest) -> int:
         meeting, store = Meeting.join(world, prefix=f"attempt-{job.attempt}")
         check_identity(meeting.gather("meet", lambda: job.identity), expected_size=job.world_size)
         run_dir = job.run_dir or RunDir(Path(meeting.decide("place the run", lambda: place_by_hand(job))))
-        checkpoints = make_checkpoints(job, run_dir)
+        name = meeting.decide("name the run", lambda: run_id(run_dir, os.environ))
+        checkpoints = make_checkpoints(job, run_dir, name)
         meeting.gather("try the folder of the checkpoints", lambda: checkpoints.check_writable(world.rank))
         meeting.gather("prepare the data", lambda: source.prepare() if world.local_rank == 0 else None)
     group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
@@ -195,13 +196,13 @@ def make_schedule(job: Job, calendar: Calendar) -> Any:
     return lambda step: function(step, calendar.total_steps, warmup_steps, **section.options)
 
 
-def make_checkpoints(job: Job, run_dir: RunDir) -> Checkpoints:
+def make_checkpoints(job: Job, run_dir: RunDir, run_id: str) -> Checkpoints:
     """The checkpoints of the run; each notes what it was trained from."""
     recipe = job.recipe.model_dump(mode="json", by_alias=True, include={"name", "model", "data", "train"})
     section = job.recipe.checkpoint
     return Checkpoints(
         run_dir.checkpoints,
-        run_id=run_id(run_dir, os.environ),
+        run_id=run_id,
         attempt=job.attempt,
         keep=section.keep,
         best=section.best,

@@ -170,6 +170,50 @@ def test_an_entry_too_many_is_named(tmp_path: Path) -> None:
         resume(store)
 
 
+LIES = {
+    "a part is missing": lambda entry: entry.update(chunks=[]),
+    "another shape": lambda entry: entry["chunks"][0].update(shape=[3, 3]),
+    "outside": lambda entry: entry["chunks"][0].update(offsets=[1, 0]),
+    "no type": lambda entry: entry.update(dtype="float31"),
+    "no code either": lambda entry: entry.update(dtype="save"),
+    "no list": lambda entry: entry.update(chunks=None),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_list_of_tensors_that_makes_no_sense_is_an_error(tmp_path: Path, lie: str) -> None:
+    """F010, F086: torch would leave what is not covered as it was in memory."""
+    store = checkpoints(tmp_path)
+    save(store, 1)
+    rewrite(store.folder / "step-1" / "tensors.json", lambda content: LIES[lie](content["tensors"]["model/0.weight"]))
+    reseal(store.folder / "step-1")
+    with pytest.raises(CheckpointError, match=r"tensors\.json cannot be read"):
+        resume(store)
+
+
+def test_a_file_that_does_not_hold_what_is_listed_is_named(tmp_path: Path) -> None:
+    """F010: the list agrees with the training, and the file with neither."""
+    store = checkpoints(tmp_path)
+    save(store, 1)
+    rewrite(
+        store.folder / "step-1" / "tensors.json",
+        lambda content: content["tensors"]["optimizer/0.weight/exp_avg"].update(dtype="float16"),
+    )
+    reseal(store.folder / "step-1")
+    with pytest.raises(
+        CheckpointError, match=r"rank-0.safetensors: optimizer/0\.weight/exp_avg is .*F32.* not .*float16"
+    ):
+        resume(store)
+
+
+def test_a_checkpoint_of_another_step_than_its_name_is_broken(tmp_path: Path) -> None:
+    store = checkpoints(tmp_path)
+    save(store, 1)
+    (store.folder / "step-1").rename(store.folder / "step-7")
+    with pytest.raises(CheckpointError, match=r"step-7 is broken: state\.json says step 1"):
+        resume(store)
+
+
 def test_another_model_is_refused_with_every_difference(tmp_path: Path) -> None:
     """F010."""
     store = checkpoints(tmp_path)
