@@ -66,7 +66,8 @@ _CLASSES = (
         frozenset(),
         # gloo, the store and NCCL: a peer was alive, and did not come
         re.compile(
-            r"Timed out waiting \d+ms for|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ms"
+            r"Timed out waiting \d+ms for|Application timeout caused pair closure"
+            r"|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ms"
             r"|Watchdog caught collective operation timeout|monitoredBarrier|Timed out initializing process group",
             re.IGNORECASE,
         ),

@@ -50,6 +50,7 @@ def error(name: str, text: str, *bases: str) -> dict[str, Any]:
         (1, error("DistNetworkError", "failed to recv, got 0 bytes", "DistError"), Cause.PEER_LOST),
         (1, error("DistBackendError", "NCCL remote process exited", "DistError"), Cause.PEER_LOST),
         (1, error("RuntimeError", "[unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation"), Cause.HANG),
+        (1, error("RuntimeError", "[pair.cc:534] Application timeout caused pair closure"), Cause.HANG),
         (1, error("DistStoreError", "Timed out after 6 seconds waiting for clients. 1/2 clients joined."), Cause.HANG),
         (1, error("DistStoreError", "wait timeout after 5000ms, keys: /a", "DistError"), Cause.HANG),
         (1, error("DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7"), Cause.HANG),
