@@ -124,13 +124,46 @@ def guarded(work: Callable[[], int | None], *, below: str | None = None) -> int:
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:  # noqa: BLE001 - the last frame of a process: all that is left is to say it and end
+        # torch's handler for the ends of loader processes raises wherever the program is, here too.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         trace = _from_file(error.__traceback__, below)
-        lines = traceback.format_exception(type(error), error, trace)
-        sys.stdout.flush()
-        sys.stderr.write("".join(lines))
-        sys.stderr.flush()
-        write_error_file(error, trace, "".join(lines))
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        write_error_file(error, trace, text)
+        _show(error, trace, text)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _show(error: BaseException, trace: TracebackType | None, text: str) -> None:
+    """As Python does: by the script's own `sys.excepthook` where it has one (W&B's notes that the run has failed)."""
+    _flush(sys.stdout)
+    hook = sys.excepthook
+    if hook is not sys.__excepthook__:
+        try:
+            hook(type(error), error.with_traceback(trace), trace)
+        except Exception as second:  # noqa: BLE001 - whatever it raises, the first one is to be seen
+            more = "".join(traceback.format_exception(second))
+            text = f"Error in sys.excepthook:\n{more}\nOriginal exception was:\n{text}"
+        else:
+            return
+    _say(text)
+
+
+def _say(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        return  # the script has closed or removed it, and Python would say nothing either
+
+
+def _flush(stream: Any) -> bool:
+    """False where something that was printed is lost. A stream that the script has closed or removed has nothing."""
+    try:
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
 
 
 def write_error_file(error: BaseException, trace: TracebackType | None, text: str) -> None:
@@ -140,7 +173,7 @@ def write_error_file(error: BaseException, trace: TracebackType | None, text: st
         return
     record = {
         "message": {
-            "message": f"{type(error).__name__}: {error}",
+            "message": _message(error),
             "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))},
         },
         "exception": type(error).__name__,
@@ -153,7 +186,19 @@ def write_error_file(error: BaseException, trace: TracebackType | None, text: st
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(_redact.own().text(json.dumps(record)))
     except OSError as failure:
-        sys.stderr.write(f"launch: the error file could not be written: {failure}\n")
+        _say(f"launch: the error file could not be written: {failure}\n")
+
+
+def _message(error: BaseException) -> str:
+    """`ValueError: the text`, and below a group what is in it."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the code of an exception of the user's; this is Python's own word for it
+        text = "<exception str() failed>"
+    own = f"{name}: {text}" if text else name
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return "\n".join((own, *(f"  {line}" for each in inner for line in _message(each).splitlines())))
 
 
 def _place(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
@@ -186,11 +231,8 @@ def leave(code: int, *, finish: bool) -> NoReturn:
     """
     if finish:
         code = guarded(_finish_interpreter) or code
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):  # closed by the script, or nobody reads any more
-            code = code or 120  # what Python itself returns for this
+    if not all([_flush(sys.stdout), _flush(sys.stderr)]):  # both, whatever the first one says
+        code = code or 120  # what Python itself returns for this
     os._exit(code)
 
 
@@ -212,7 +254,7 @@ def _exit_code(error: SystemExit) -> int:
         return 0
     if isinstance(error.code, int):
         return error.code & 0xFF
-    sys.stderr.write(f"{error.code}\n")
+    _say(f"{error.code}\n")
     return 1
 
 

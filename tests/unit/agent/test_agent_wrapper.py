@@ -161,6 +161,56 @@ class TestFailure:
         assert "ValueError: boom" in done.err
         assert "launch: the error file could not be written" in done.err
 
+    @pytest.mark.parametrize(
+        ("source", "message"),
+        [
+            ("import sys; sys.stdout.close(); raise ValueError('boom')", "ValueError: boom"),
+            ("import sys; sys.stdout.close(); sys.stderr.close(); raise ValueError('boom')", "ValueError: boom"),
+            ("import sys; sys.stdout = sys.stderr = None; raise ValueError('boom')", "ValueError: boom"),
+            ("class Odd(Exception):\n    __str__ = None\nraise Odd", "Odd: <exception str() failed>"),
+            ("assert False", "AssertionError"),
+            (
+                "raise ExceptionGroup('two', [ValueError('a'), ExceptionGroup('in', [KeyError('b')])])",
+                "ExceptionGroup: two (2 sub-exceptions)\n  ValueError: a\n"
+                "  ExceptionGroup: in (1 sub-exception)\n    KeyError: 'b'",
+            ),
+        ],
+    )
+    def test_strange_failures_leave_a_record_too(self, run: Run, source: str, message: str) -> None:
+        done = run(source)
+        assert done.code == 1
+        assert done.error is not None
+        assert done.error["message"]["message"] == message
+
+    def test_a_hook_of_the_scripts_own_is_called_in_place_of_the_traceback(self, run: Run) -> None:
+        """W&B learns in this way that a run has failed, and Sentry what to report."""
+        hook = "import sys\nsys.excepthook = lambda kind, error, trace: print(kind.__name__, error, trace.tb_lineno)\n"
+        done = run(f"{hook}raise ValueError('boom')")
+        assert (done.code, done.out, done.err) == (1, "ValueError boom 3\n", "")
+        assert done.error is not None
+        assert "ValueError: boom" in done.error["message"]["extraInfo"]["py_callstack"]
+
+    def test_a_hook_that_fails_hides_nothing(self, run: Run) -> None:
+        done = run("import sys\nsys.excepthook = lambda *_: 1 / 0\nraise ValueError('boom')")
+        assert done.code == 1
+        assert "ZeroDivisionError" in done.err
+        assert done.err.endswith("ValueError: boom\n")
+
+    def test_a_handler_that_raises_at_the_end_of_a_child_does_not_disturb_the_record(self, run: Run) -> None:
+        """torch's own for loader processes does: the next one dies while the first death is written down."""
+        source = (
+            "import os, signal, subprocess, traceback\n"
+            "def raising(*_):\n    raise RuntimeError('a child has ended')\n"
+            "signal.signal(signal.SIGCHLD, raising)\n"
+            "format_exception = traceback.format_exception\n"
+            "def slow(*args):\n    subprocess.run(['true'])\n    return format_exception(*args)\n"
+            "traceback.format_exception = slow\n"
+            "raise ValueError('boom')\n"
+        )
+        done = run(source)
+        assert done.error is not None
+        assert done.error["message"]["message"] == "ValueError: boom"
+
     def test_an_exit_without_an_exception_leaves_no_record(self, run: Run) -> None:
         assert run("import os; os._exit(3)").error is None
         assert run("import sys; sys.exit(3)").error is None
@@ -216,7 +266,17 @@ class TestEnd:
         assert (done.code, done.out, done.err) == (0, "ok\n", "")
 
     def test_a_closed_stdout_is_no_trouble(self, run: Run) -> None:
-        assert run("import sys; sys.stdout.close()").err == ""
+        assert run("import sys; sys.stdout.close()") == Done(0, "", "", None)
+
+    def test_a_stdout_that_was_removed_is_no_trouble(self, run: Run) -> None:
+        assert run("import sys; sys.stdout = sys.stderr = None").code == 0
+
+    def test_a_stdout_of_the_scripts_own_is_no_trouble(self, run: Run) -> None:
+        tee = "class Tee:\n    write = sys.__stdout__.write\n    flush = sys.__stdout__.flush\n"
+        assert run(f"import sys\n{tee}sys.stdout = Tee()\nprint('ok')") == Done(0, "ok\n", "", None)
+
+    def test_an_exit_with_a_text_and_no_stderr(self, run: Run) -> None:
+        assert run("import sys; sys.stderr.close(); sys.exit('a text')").code == 1
 
     def test_an_error_in_an_atexit_function_does_not_change_the_exit_code(self, run: Run) -> None:
         done = run("import atexit; atexit.register(lambda: 1 / 0)")
