@@ -106,6 +106,7 @@ def _fill(
     carry_agent(run, plan)
     _write_token(run.token)
     (run.path / "logs").mkdir()
+    run.checkpoints.mkdir()  # `torch.save` does not make the folder that it is given
     record = redactor.document(launch_record(plan, command=command, facts=facts, rerun_of=rerun_of))
     run.launch.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     record_event(run, "created", command=list(command), user=facts.user, host=facts.hostname)

@@ -120,6 +120,17 @@ def test_trainings_of_a_document_work_in_its_order(file: str, tmp_path: Path) ->
 
 
 @pytest.mark.process
+@pytest.mark.timeout(2 * TRAIN_LIMIT_S)
+def test_python_of_the_readme_works(tmp_path: Path) -> None:
+    """The one block that starts a run, in an interpreter of its own."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    (example,) = (each for each in blocks if "launcher.run(" in each)
+    python = Command("README.md", 0, f"python - <<'EOF'\n{example}EOF", "train")
+    done = run(python, ROOT, TRAIN_LIMIT_S, LAUNCH_RUNS=str(tmp_path / "runs"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.process
 def test_the_demo_learns_on_two_agents(tmp_path: Path) -> None:
     """The command of `make demo`, as it stands there."""
     recipe = re.search(r"^demo:.*\n\t\$\(BIN\)/(launch .*)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)

@@ -127,6 +127,11 @@ def test_a_new_plan_keeps_the_old_one_and_what_came_of_it(runs_dir: Path) -> Non
     assert "train.seed=1" in (run.path / "plan-2.json").read_text()
 
 
+def test_a_script_can_save_in_the_folder_it_is_given(runs_dir: Path) -> None:
+    """LAUNCH_CHECKPOINT_DIR, `{checkpoint_dir}`: a script that knows torch.save alone does not make it."""
+    assert values.create(runs_dir).checkpoints.is_dir()
+
+
 def test_a_disk_that_fills_up_leaves_nothing_behind(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(run: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
