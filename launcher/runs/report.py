@@ -207,6 +207,8 @@ def _policy(policy: Policy | None, record: RunRecord, result: Mapping[str, Any],
 
 
 def _kept(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> list[str]:
+    if record.cause is Cause.CHECKPOINT:
+        return []  # what is there is just what could not be used
     checkpoint = result.get("checkpoint") or {}
     newest = checkpoint.get("latest") or (record.checkpoints[-1].get("step") if record.checkpoints else None)
     if newest is not None:
@@ -220,12 +222,16 @@ def _next(first: Mapping[str, Any] | None, record: RunRecord, plan: Plan, change
     run = short_id(record.run_id)
     rank = None if first is None else first.get("rank")
     logs = f"launch logs {run}" + (f" --rank {rank}" if rank is not None and rank >= 0 else "")
+    if record.cause is Cause.CHECKPOINT:
+        return [logs, f"launch path {run}"]  # a resume would meet the same checkpoints
     of_code = record.cause in (Cause.WORKER_ERROR, Cause.USAGE, Cause.REPEATED, Cause.HANG)
+    of_code = of_code or (change is None and record.cause in (Cause.OOM, Cause.OOM_HOST, Cause.NAN))
     again = "launch resume" if plan.resumable else "launch rerun"
     if plan.resumable and of_code and plan.worker.kind == "script" and plan.code is not None:
         change = "--code current"
-    if not plan.resumable and of_code:
-        return [logs]  # the same code again would end the same way
+    same_end = change is None and record.cause in (Cause.OOM, Cause.OOM_HOST, Cause.NAN)
+    if record.cause is Cause.SETUP or (not plan.resumable and of_code) or same_end:
+        return [logs]  # the same again would end the same way
     return [f"{again} {run}" + (f" {change}" if change else ""), logs]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Start, tiny
+from ranks import Start, tiny
 
 from jobs.folders import complete
 from launcher.runs.metrics import read_metrics

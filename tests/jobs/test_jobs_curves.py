@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start, tiny
+from ranks import Start, tiny
 from wandb.proto.wandb_internal_pb2 import Record
 
 pytestmark = pytest.mark.process

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ranks, Start, tiny
+from ranks import Ranks, Start, tiny
 
 from launcher.runs.metrics import read_metrics
 

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Start, tiny
+from ranks import Start, tiny
 
 from jobs.folders import complete
 from launcher.runs.metrics import read_metrics

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start, free_port, tiny
+from ranks import Start, free_port, tiny
 
 from jobs.folders import complete
 from launcher.runs.events import read_events

@@ -129,6 +129,12 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[dict[s
         BUILT_IN,
     ),
     "built-in-nan": (failure(0, "nan", "FloatingPointError: loss is nan at step 4180"), {}, [], BUILT_IN),
+    "no-checkpoint-usable": (
+        failure(0, "checkpoint", "CheckpointError: step-40, step-20: every checkpoint is broken"),
+        {"cause": "checkpoint", "policy": POLICIES[Cause.CHECKPOINT].why_not},
+        [],
+        BUILT_IN,
+    ),
     "disk": (failure(0, "disk", "OSError: [Errno 28] No space left on device"), {}, [], {}),
     "node-lost": (NODE, {"policy": "no restart is left", "restarts": 2}, [], {}),
     "not-together": (None, {"reason": "node 1 (gcn32) did not come within 300 s", "step": None}, [], {}),
