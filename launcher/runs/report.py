@@ -23,6 +23,7 @@ GAP = "      "
 _LABEL = 8
 _MESSAGE_LINES = 3
 _LINE_WIDTH = 240
+_TRACEBACK = "Traceback (most recent call last):"
 _SHOWN_ID = re.compile(r"-\d{4}-([a-z0-9]{4})$")
 _CUDA_OOM = re.compile(r"Tried to allocate (?P<asked>[\d.]+ \w+)")
 _CUDA_ALL = re.compile(r"total capacity of (?P<all>[\d.]+) (?P<unit>\w+)")
@@ -166,8 +167,12 @@ def _message(first: Mapping[str, Any]) -> list[str]:
         of = f" ({used['used']} of {whole['all']} in use)" if same and used and whole else ""
         return [f"{name}: tried to allocate {asked['asked']}{of}"]
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
-    cut = [line if len(line) <= _LINE_WIDTH else f"{line[:_LINE_WIDTH]} ..." for line in lines[:_MESSAGE_LINES]]
-    return [*cut, f"... ({len(lines)} lines)"] if len(lines) > _MESSAGE_LINES else cut
+    cut = [line if len(line) <= _LINE_WIDTH else f"{line[:_LINE_WIDTH]} ..." for line in lines]
+    if len(cut) <= _MESSAGE_LINES:
+        return cut
+    if _TRACEBACK in message:  # of a process of its own, passed on: what that has raised stands at the end
+        return [cut[0], f"... ({len(cut)} lines)", cut[-1]]
+    return [*cut[:_MESSAGE_LINES], f"... ({len(cut)} lines)"]
 
 
 def _then(first: Mapping[str, Any], record: RunRecord) -> list[str]:
@@ -225,12 +230,11 @@ def _next(first: Mapping[str, Any] | None, record: RunRecord, plan: Plan, change
     if record.cause is Cause.CHECKPOINT:
         return [logs, f"launch path {run}"]  # a resume would meet the same checkpoints
     of_code = record.cause in (Cause.WORKER_ERROR, Cause.USAGE, Cause.REPEATED, Cause.HANG)
-    of_code = of_code or (change is None and record.cause in (Cause.OOM, Cause.OOM_HOST, Cause.NAN))
+    of_values = change is None and record.cause in (Cause.OOM, Cause.OOM_HOST, Cause.NAN)
     again = "launch resume" if plan.resumable else "launch rerun"
-    if plan.resumable and of_code and plan.worker.kind == "script" and plan.code is not None:
+    if plan.resumable and (of_code or of_values) and plan.worker.kind == "script" and plan.code is not None:
         change = "--code current"
-    same_end = change is None and record.cause in (Cause.OOM, Cause.OOM_HOST, Cause.NAN)
-    if record.cause is Cause.SETUP or (not plan.resumable and of_code) or same_end:
+    elif record.cause is Cause.SETUP or of_values or (of_code and not plan.resumable):
         return [logs]  # the same again would end the same way
     return [f"{again} {run}" + (f" {change}" if change else ""), logs]
 

@@ -82,7 +82,7 @@ POLICIES: dict[Cause, Policy] = {
         retry=False,
         sentence="CUDA out of memory",
         why_not="out of memory repeats",
-        hint="a smaller micro-batch, or train.accumulate",
+        hint="a smaller batch per rank",
     ),
     Cause.OOM_HOST: Policy(
         retry=False,
@@ -111,7 +111,12 @@ POLICIES: dict[Cause, Policy] = {
         why_not="the disk stays full",
         hint="free space, or raise the quota, then resume",
     ),
-    Cause.SETUP: Policy(retry=False, sentence="a `setup` line failed", why_not="it would fail again"),
+    Cause.SETUP: Policy(
+        retry=False,
+        sentence="a `setup` line failed",
+        why_not="it would fail again",
+        hint="mend the line in the recipe, then launch that again; its bash has read no profile",
+    ),
     Cause.HANG: Policy(
         retry=True,
         sentence="a collective timed out",

@@ -144,6 +144,7 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[dict[s
         [],
         {},
     ),
+    "out-of-memory-of-a-script-without-a-recipe": (failure(), {}, [], {"resumable": False, "recipe": {"args": []}}),
     "vanished": (None, None, LOST[:1], {}),
 }
 
