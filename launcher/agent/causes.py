@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.agent.plain import plain
 from launcher.runs.states import Cause
 
 STOPPED_EXIT_CODE = 75
@@ -149,8 +150,11 @@ def _was_killed(exit_code: int, error: dict[str, Any] | None) -> bool:
 def describe(exit_code: int, error: dict[str, Any] | None) -> str:
     """How a worker ended: its exception, else one line."""
     if error is not None:
-        text = _message(error)
-        return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]} ... ({len(text):,} characters)"
+        text = plain(_message(error))
+        if len(text) <= _MAX_MESSAGE:
+            return text
+        half = _MAX_MESSAGE // 2  # the end counts too: an error of another process is passed on with its traceback
+        return f"{text[:half]} ... ({len(text):,} characters) ... {text[-half:]}"
     if is_signal(exit_code):
         try:
             return f"killed by {signal.Signals(exit_code - 128).name}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import deque
 
+from launcher.agent.plain import plain
 from launcher.runs.stacks import own_frame, parse_dump
 
 _LINES = 10
 _LINE_BYTES = 400
 _BYTES = 2_000
-_TRACEBACK = b"Traceback (most recent call last):"
+_TRACEBACK = (b"Traceback (most recent call last):", b"  + Exception Group Traceback (most recent call last):")
 _IGNORED = b"Exception ignored in"
 _CRASH = b"Fatal Python error: "
 _OF_A_CRASH = re.compile(
@@ -43,7 +44,7 @@ class LastWords:
             # An object that fails while the interpreter leaves has a traceback too, and is not why it leaves.
             if line.startswith(_TRACEBACK) and not self._before.startswith(_IGNORED):
                 self._traceback = self._count
-            self._before = line[:_LINE_BYTES]
+            self._before = line.rstrip(b"\r").rpartition(b"\r")[2][:_LINE_BYTES]  # of a progress bar its last state
             if line.startswith(_CRASH):
                 self._crash = []
             elif self._crash is not None and _OF_A_CRASH.match(line):
@@ -79,4 +80,4 @@ class LastWords:
             if sum(map(len, kept)) + len(line) > _BYTES:
                 break
             kept.insert(0, line)
-        return b"\n".join(kept).decode(errors="replace")
+        return plain(b"\n".join(kept).decode(errors="replace"))

@@ -193,7 +193,7 @@ def _message(error: BaseException) -> str:
     """`ValueError: the text`, and below a group what is in it."""
     name = type(error).__name__
     try:
-        text = str(error)
+        text = str(error).strip()
     except Exception:  # noqa: BLE001 - the code of an exception of the user's; this is Python's own word for it
         text = "<exception str() failed>"
     own = f"{name}: {text}" if text else name

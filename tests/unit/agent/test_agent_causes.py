@@ -87,6 +87,17 @@ def test_an_exception_is_described_by_itself() -> None:
     assert describe(1, {"message": "RuntimeError: short"}) == "RuntimeError: short"
 
 
+def test_of_a_long_exception_its_begin_and_its_end_are_kept() -> None:
+    text = describe(1, error("ValueError", f"begin {'x' * 5_000} end"))
+    assert text.startswith("ValueError: begin")
+    assert text.endswith("end")
+    assert "(5,022 characters)" in text
+
+
+def test_an_exception_gives_no_orders_to_the_terminal() -> None:
+    assert describe(1, error("ValueError", "\x1b[31mbad\x1b[0m\x00")) == "ValueError: bad"
+
+
 LOADER = error("RuntimeError", "DataLoader worker (pid(s) 77) is killed by signal: Killed. ")
 
 

@@ -27,6 +27,16 @@ def test_a_traceback_is_where_the_log_is_opened() -> None:
     assert last.line == 3
 
 
+def test_a_traceback_of_a_group_is_where_the_log_is_opened() -> None:
+    group = b"warning\n  + Exception Group Traceback (most recent call last):\n  | ExceptionGroup: two\n"
+    assert words((group, True)).line == 2
+
+
+def test_a_progress_bar_is_shown_as_it_was_last_and_gives_no_orders_to_the_terminal() -> None:
+    bars = b"".join(b"\r\x1b[32m%3d%%\x1b[0m |####|" % percent for percent in range(60)) + b"\n"
+    assert words((bars, True), (b"\x1b]0;title\x07gone\r\n", True)).text == " 59% |####|\ngone"
+
+
 def test_a_traceback_that_python_ignores_at_the_exit_is_not_the_one() -> None:
     last = words(
         (b"Traceback (most recent call last):\nValueError: boom\n", True),

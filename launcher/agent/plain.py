@@ -1,0 +1,15 @@
+"""What a program has said, as text that is safe to show: no colours, titles or other orders to a terminal. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_ORDERS = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])")
+"""ANSI's: CSI (colours, cursor), OSC (titles, links), and the short ones."""
+
+
+def plain(text: str) -> str:
+    """Without orders to a terminal or characters that are not seen; of a line that was overwritten, the end."""
+    lines = _ORDERS.sub("", text).replace("\r\n", "\n").split("\n")
+    shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
+    return "\n".join("".join(each for each in line if each.isprintable() or each == "\t") for line in shown)
