@@ -130,7 +130,7 @@ def _first(first: Mapping[str, Any], record: RunRecord, plan: Plan, clock: Clock
         who + (f"   {place}" if place else ""),
         *_message(first),
         *(f"| {text}" for text in words),
-        *([f"{log}:{line}" if line else str(log)] if log else []),
+        *([f"{log}:{line}" if line else f"{log} (it wrote nothing)"] if log else []),
     ]
 
 
@@ -226,7 +226,8 @@ def _kept(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> list[str]
 def _next(first: Mapping[str, Any] | None, record: RunRecord, plan: Plan, change: str | None) -> list[str]:
     run = short_id(record.run_id)
     rank = None if first is None else first.get("rank")
-    logs = f"launch logs {run}" + (f" --rank {rank}" if rank is not None and rank >= 0 else "")
+    wrote = first is not None and first.get("log_line")
+    logs = f"launch logs {run}" + (f" --rank {rank}" if wrote and rank is not None and rank >= 0 else "")
     if record.cause is Cause.CHECKPOINT:
         return [logs, f"launch path {run}"]  # a resume would meet the same checkpoints
     of_code = record.cause in (Cause.WORKER_ERROR, Cause.USAGE, Cause.REPEATED, Cause.HANG)

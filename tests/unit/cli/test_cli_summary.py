@@ -49,6 +49,7 @@ FAILURE = {
     "message": "ValueError: boom",
     "place": "train.py:31 in step",
     "log": "logs/attempt-4/node-1/rank-1.log",
+    "log_line": 12,
 }
 FAILED = {
     **RESULT,

@@ -145,6 +145,12 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[dict[s
         {},
     ),
     "out-of-memory-of-a-script-without-a-recipe": (failure(), {}, [], {"resumable": False, "recipe": {"args": []}}),
+    "silent": (
+        failure(cause="worker_error", message="exited with code 3", exit_code=3, place="", log_line=None),
+        {"policy": NO_RESUME, "step": None, "checkpoint": {}},
+        [],
+        {"resumable": False},
+    ),
     "vanished": (None, None, LOST[:1], {}),
 }
 
