@@ -65,7 +65,7 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
     old = read_plan(run)
     loaded = load_again(run, old, wishes.overrides, recipe_flags(nodes=wishes.nodes))
     recipe = loaded.recipe.model_dump(mode="json", by_alias=True)
-    if already_complete(record, recipe):
+    if already_complete(record, recipe, changed=bool(wishes.overrides) or wishes.choice == "current"):
         if as_json:
             show_json({"run_id": run.run_id, "run_dir": str(run.path), "state": record.state, "exit_code": 0})
         else:
@@ -105,15 +105,20 @@ def check_ended(record: RunRecord) -> None:
     raise Refused([Problem(where=record.run_id, message=f"it is alive ({record.state})", hint=hint)])
 
 
-def already_complete(record: RunRecord, recipe: Mapping[str, Any]) -> bool:
-    """Whether a run that succeeded has nothing left to do: `train.until` is a total, not an addition."""
+def already_complete(record: RunRecord, recipe: Mapping[str, Any], *, changed: bool = False) -> bool:
+    """Whether a run that succeeded has nothing left to do: `train.until` is a total, not an addition.
+
+    How long a script trains is known to itself alone: with other arguments or other code it is run again.
+    """
     from launcher.recipe.units import Length
     from launcher.runs.states import RunState
 
     if record.state is not RunState.SUCCEEDED:
         return False
     until = (recipe.get("train") or {}).get("until")
-    if until is None or record.step is None:
+    if until is None:
+        return not changed
+    if record.step is None:
         return True
     length = Length.parse(until)
     if length.unit == "epochs" and record.steps_per_epoch is None:
@@ -125,7 +130,10 @@ def complete_text(record: RunRecord, recipe: Mapping[str, Any]) -> str:
     """What `resume` says where nothing is left to do, and how to go on all the same."""
     done = f"{record.run_id} is already complete" + (f" at step {record.step}" if record.step else "")
     until = (recipe.get("train") or {}).get("until")
-    return f"{done}; to go on, give a larger total: train.until=... (now {until})" if until else done
+    if until:
+        return f"{done}; to go on, give a larger total: train.until=... (now {until})"
+    named = isinstance(recipe.get("args"), Mapping)
+    return f"{done}; to go on, change what it is told: {'args.NAME=VALUE' if named else 'args=[...]'}"
 
 
 def _new_plan(run: RunDir, loaded: LoadedRecipe, executor: str, choice: str | None) -> tuple[Plan, CodeChoice]:

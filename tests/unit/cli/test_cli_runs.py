@@ -260,6 +260,18 @@ def test_until_is_a_total_length(until: str, complete: bool) -> None:
     assert already_complete(record, {"train": {"until": until}}) is complete
     failed = RunRecord(state=RunState.FAILED, step=632, steps_per_epoch=79)
     assert not already_complete(failed, {"train": {"until": until}})
+    assert already_complete(record, {"train": {"until": until}}, changed=True) is complete
+
+
+def test_a_script_that_has_succeeded_is_run_again_with_other_arguments_or_code() -> None:
+    """`launch resume last args.max_epochs=10`: it trained for 3, and its checkpoints are there."""
+    from launcher.cli.resume import already_complete
+    from launcher.runs.fold import RunRecord
+    from launcher.runs.states import RunState
+
+    record = RunRecord(state=RunState.SUCCEEDED, step=192)
+    assert already_complete(record, {"script": "t.py"})
+    assert not already_complete(record, {"script": "t.py"}, changed=True)
 
 
 def test_events_of_an_old_kind_do_not_stop_ls(launch: Launch, done: RunDir) -> None:
@@ -290,7 +302,9 @@ def test_what_is_complete_says_how_to_go_on() -> None:
     record = fold([], False, {"state": "SUCCEEDED", "cause": "done", "step": 632}, run_id="a")
     said = complete_text(record, {"train": {"until": "8 epochs"}})
     assert said == "a is already complete at step 632; to go on, give a larger total: train.until=... (now 8 epochs)"
-    assert complete_text(record, {"script": "t.py"}) == "a is already complete at step 632"
+    said = complete_text(record, {"script": "t.py", "args": {"epochs": 3}})
+    assert said == "a is already complete at step 632; to go on, change what it is told: args.NAME=VALUE"
+    assert complete_text(record, {"script": "t.py"}).endswith("args=[...]")
 
 
 def test_logs_of_a_run_that_never_had_a_worker_are_those_of_its_agents(launch: Launch, done: RunDir) -> None:
