@@ -93,7 +93,8 @@ def stop_message(plan: Plan, asked: int) -> str:
     """What a user is told when a request to stop is passed on."""
     if asked > 1:
         return "ending at once"
-    what = "saving a checkpoint" if plan.resumable else "the workers are asked to end"
+    saves = plan.worker.kind == "job" or plan.worker.adapter is not None  # of any other script only itself can tell
+    what = "saving a checkpoint" if saves else "the workers are asked to end"
     return f"stopping: {what} (again to end at once)"
 
 

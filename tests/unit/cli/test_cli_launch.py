@@ -161,7 +161,7 @@ def test_a_request_to_stop_is_passed_on_once_and_the_run_ends_with_75(
     monkeypatch.setattr(place, "script", (*STARTS, Kill("")))
     monkeypatch.setattr(place, "stays", True)
     before = signal.getsignal(signum)
-    said = launch("train.py", "resume=self")
+    said = launch("train.py", "resume=lightning")
     assert said.code == 75
     assert place.signals == [signum]
     assert "stopping: saving a checkpoint (again to end at once)" in said.err
@@ -179,9 +179,9 @@ def test_the_second_request_is_passed_on_too(launch: Launch, place: Place, monke
     monkeypatch.setattr(place, "script", (*STARTS, Kill("")))
     monkeypatch.setattr(place, "stays", True)
     monkeypatch.setattr(place, "when_stopped", (Kill(""), *[Prints("")] * 9, Ends("CANCELLED", "cancelled", 130)))
-    said = launch("train.py")
+    said = launch("train.py", "resume=self")
     assert place.signals == [signal.SIGINT, signal.SIGINT]
-    assert "stopping: the workers are asked to end" in said.err
+    assert "stopping: the workers are asked to end" in said.err, "whether they save is not known"
     assert "ending at once" in said.err
 
 
