@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from launcher.runs.rundir import RunDir
 
 _LS_SHOWN = 20
+_MESSAGE_WIDTH = 120
 _POLL_S = 0.05
 _LEAVE_S = 15.0
 """How long after its grace a run may take to be gone before `cancel` says so."""
@@ -153,7 +154,7 @@ def status_text(record: RunRecord, run: RunDir) -> str:
             f"  rank {worker['rank']}    node {worker['node']}   pid {worker['pid']}   attempt {worker['attempt']}"
             for worker in record.workers
         ),
-        *(f"  failure   {_failure(event)}" for event in record.failures),
+        *(f"  failure   {_failure(event)}" for event in record.failures if not _asked_to_end(event, record)),
         *([f"  why       {record.reason}"] if record.state is RunState.FAILED and record.reason else []),
         f"  run       {run.path}",
         *_uploaded(record.tracking or {}),
@@ -186,9 +187,16 @@ def _failure(event: Mapping[str, Any]) -> str:
     ).rstrip()
 
 
+def _asked_to_end(event: Mapping[str, Any], record: RunRecord) -> bool:
+    """A worker that knows nothing of stops: TERM ends it, as it was meant to."""
+    by_term = event.get("message") == "killed by SIGTERM" and event.get("attempt") == record.attempts
+    return by_term and record.stop_reason is not None
+
+
 def _first_line(text: object) -> str:
     """All of it is in the log of the rank, and in `launch report`."""
-    return next(iter(str(text or "").splitlines()), "")
+    line = next(iter(str(text or "").splitlines()), "")
+    return line if len(line) <= _MESSAGE_WIDTH else f"{line[:_MESSAGE_WIDTH]} ..."
 
 
 def _row(pointer: Pointer) -> dict[str, Any]:

@@ -298,6 +298,21 @@ def test_status_says_how_far_the_training_is_and_why_it_failed(tmp_path: Path) -
     assert "step " not in status_text(fold([], False, None, run_id="a"), RunDir(tmp_path)), "a script says no steps"
 
 
+def test_status_of_a_run_that_was_stopped_names_failures_only(tmp_path: Path) -> None:
+    ended = {"event": "failure", "attempt": 1, "cause": "signal", "message": "killed by SIGTERM"}
+    events = [
+        {"event": "attempt_started", "attempt": 1},
+        {"event": "stop_requested", "reason": "Ctrl-C"},
+        {**ended, "node": 0, "rank": 0},
+        {**ended, "node": 1, "rank": 1, "cause": "worker_error", "message": f"ValueError: {'x' * 500}"},
+    ]
+    text = status_text(fold(events, False, {"state": "CANCELLED"}, run_id="a"), RunDir(tmp_path))
+    assert "SIGTERM" not in text
+    (line,) = (line for line in text.splitlines() if "failure" in line)
+    assert line.endswith("x ...")
+    assert len(line) < 200
+
+
 def test_what_is_complete_says_how_to_go_on() -> None:
     record = fold([], False, {"state": "SUCCEEDED", "cause": "done", "step": 632}, run_id="a")
     said = complete_text(record, {"train": {"until": "8 epochs"}})
