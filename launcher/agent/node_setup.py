@@ -115,10 +115,13 @@ def environment_after(before: dict[bytes, bytes], left: dict[bytes, bytes]) -> d
 
 
 def _script(lines: Sequence[str], report: int) -> str:
-    """The lines, each with a note of its number, so that the one that fails can be named."""
+    """The lines, each with a note of its number, so that the one that fails can be named.
+
+    A line may have set any PATH (`-p` needs none), and `set -a`, which exports our note too.
+    """
     numbered = "".join(f"launch_setup_line={number}; {line}\n" for number, line in enumerate(lines, 1))
     told = f"""trap 'printf "%s %s" "$?" "$launch_setup_line" >&{report}' EXIT"""
-    return f"{told}; {numbered}trap - EXIT\nenv -0 >&{report}\n"
+    return f"{told}; {numbered}trap - EXIT\nexport -n launch_setup_line\ncommand -p env -0 >&{report}\n"
 
 
 def _in_child(parent: int) -> None:

@@ -60,6 +60,20 @@ def test_what_is_exported_is_in_the_environment_that_is_left(set_up: SetUp) -> N
     assert not [name for name in end if b"launch_setup" in name]
 
 
+def test_our_own_note_is_not_exported_either(set_up: SetUp) -> None:
+    end = set_up("set -a", "A=1")
+    assert isinstance(end, dict)
+    assert end[b"A"] == b"1"
+    assert not [name for name in end if b"launch_setup" in name]
+
+
+@pytest.mark.parametrize("line", ["export PATH=/nowhere", "unset PATH", "env() { false; }"])
+def test_the_environment_is_read_whatever_path_it_leaves(set_up: SetUp, line: str) -> None:
+    end = set_up(line, "export A=1")
+    assert isinstance(end, dict)
+    assert end[b"A"] == b"1"
+
+
 def test_a_large_environment_fits(set_up: SetUp) -> None:
     end = set_up("for i in $(seq 20); do export BIG_$i=$(head -c 20000 /dev/zero | tr '\\0' x); done")
     assert isinstance(end, dict)
