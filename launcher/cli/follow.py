@@ -17,6 +17,7 @@ from launcher.runs.events import read_events
 from launcher.runs.fold import RunRecord, fold
 from launcher.runs.follow import Tail
 from launcher.runs.load import newest_metrics, read_record, read_result
+from launcher.runs.states import RunState
 
 if TYPE_CHECKING:
     from launcher.cli.signals import SignalInbox
@@ -79,7 +80,7 @@ def watch(job: Job, inbox: SignalInbox) -> None:
         if gone:
             break
         if screen.wants_status:
-            screen.status(_status(job.run))
+            screen.status(live_status(job.run))
         for signum in inbox.wait(_POLL_S):
             asked += 1
             screen.clear()
@@ -98,9 +99,16 @@ def stop_message(plan: Plan, asked: int) -> str:
     return f"stopping: {what} (again to end at once)"
 
 
-def _status(run: RunDir) -> str:
-    record: RunRecord = fold(read_events(run.path), True, None, run_id=run.run_id)
+def live_status(run: RunDir) -> str:
+    """The line below the output: where the run stands now. What an earlier attempt reached is not where it is."""
+    events = list(read_events(run.path))
+    record: RunRecord = fold(events, True, None, run_id=run.run_id)
     if record.waiting is not None:
         missing = ", ".join(map(str, record.waiting.get("missing", ())))
         return f"{run.run_id}  waiting for node {missing}, {record.waiting.get('waited_s', 0):.0f} s"
-    return status_line(run.run_id, record.state, newest_metrics(run.metrics), record.total_steps)
+    if record.state is not RunState.RUNNING:
+        return status_line(run.run_id, record.state, [], None)
+    newest = [line for line in newest_metrics(run.metrics) if line.get("attempt") == record.attempts]
+    line = status_line(run.run_id, record.state, newest, record.total_steps)
+    of_script = [each for each in events if each["event"] == "progress" and each.get("attempt") == record.attempts]
+    return f"{line}  step {of_script[-1].get('step')}" if of_script else line

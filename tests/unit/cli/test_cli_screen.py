@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.follow import live_status
 from launcher.cli.screen import Screen
+from launcher.runs.create import record_event
+from launcher.runs.rundir import RunDir
 
 
 def test_the_live_line_stays_below_the_lines_and_within_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +58,19 @@ def test_a_reader_that_went_away_does_not_end_the_run(tmp_path: Path, monkeypatc
         screen.lines(b"hello\n")
         screen.lines(b"more\n")
         monkeypatch.undo()
+
+
+def test_the_live_line_is_about_this_attempt(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "r")
+    run.events.mkdir(parents=True)
+    record_event(run, "submitted", ref="x")
+    record_event(run, "attempt_started", attempt=1)
+    run.metrics.write_text('{"attempt": 1, "step": 314, "samples_seen": 1, "time": 1.0}\n')
+    assert live_status(run) == "r  RUNNING  step 314"
+    record_event(run, "resumed")
+    record_event(run, "submitted", ref="y")
+    assert live_status(run) == "r  SUBMITTED"
+    record_event(run, "attempt_started", attempt=2)
+    assert live_status(run) == "r  RUNNING"
+    record_event(run, "progress", attempt=2, step=320)
+    assert live_status(run) == "r  RUNNING  step 320"
