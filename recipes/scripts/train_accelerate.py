@@ -35,6 +35,7 @@ args = parser.parse_args()
 set_seed(0)
 accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
 model = GPT2LMHeadModel(GPT2Config(**TINY, **PLAIN))
+model.loss_type = "ForCausalLM"  # else it warns that this is what it takes
 sentences = (torch.randint(0, 64, (512, 1)) + torch.arange(16)) % 64
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(sentences, batch_size=8, shuffle=True))

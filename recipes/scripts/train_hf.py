@@ -5,6 +5,7 @@ import argparse
 import torch
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers.utils import logging
 
 
 class FindTheToken(Dataset):
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--save_steps", type=int, default=20)
     args = parser.parse_args()
 
+    logging.disable_progress_bar()
     set_seed(0)
     config = BertConfig(
         vocab_size=24, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, num_labels=2
@@ -44,13 +46,14 @@ def main() -> None:
             save_total_limit=2,
             report_to="none",
             disable_tqdm=True,
+            ddp_find_unused_parameters=False,
             dataloader_pin_memory=torch.cuda.is_available(),
         ),
         train_dataset=FindTheToken(1024, seed=1),
         eval_dataset=FindTheToken(256, seed=2),
     )
     trainer.train()
-    print(trainer.evaluate())
+    trainer.evaluate()
 
 
 if __name__ == "__main__":

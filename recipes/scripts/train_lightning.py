@@ -49,6 +49,7 @@ def main() -> None:
         callbacks=[ModelCheckpoint(every_n_train_steps=20, save_top_k=1)],
         logger=False,
         enable_progress_bar=False,
+        enable_model_summary=False,
     )
     trainer.fit(Classifier(args.lr), DataLoader(data, batch_size=32, shuffle=True), DataLoader(data, batch_size=256))
 
