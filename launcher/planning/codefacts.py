@@ -274,8 +274,12 @@ def _megabytes(size_bytes: int) -> str:
 
 def _misses_target(source: CodeSource, files: Mapping[str, os.stat_result]) -> str:
     places = code_roots(source)
-    if any(place in files for place in places):
-        return ""
+    found = next((place for place in places if place in files), None)
+    if found is not None:
+        behind = Path(os.path.realpath(Path(source.root, found)))
+        if not stat.S_ISLNK(files[found].st_mode) or os.path.relpath(behind, os.path.realpath(source.root)) in files:
+            return ""
+        return f"{found} is a link to {behind}, which is no part of it"
     if source.script is None:
         return f"module {source.module} is no file of {source.root}"
     if source.script is not None and not os.path.lexists(source.script):
@@ -322,7 +326,7 @@ def _linkable(ignored: Iterable[str], source: CodeSource) -> Iterator[str]:
 
 def _live(source: CodeSource, reason: str) -> CodeFacts:
     """The Python files of the script's folder, a bounded number: what tells that the code is another one now."""
-    folder = source.root if source.script is None else os.path.dirname(source.script)  # noqa: PTH120
+    folder = source.root if source.script is None else os.path.dirname(os.path.realpath(source.script))  # noqa: PTH120
     runs = os.path.realpath(source.runs_dir)
     return _read_live(folder, list(_python_files(folder, runs)), reason)
 

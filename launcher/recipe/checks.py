@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
 from launcher.recipe.catalog import Entry, Option, catalog
-from launcher.recipe.checks_script import absolute, check_env, check_script, check_secret_names, python_of
+from launcher.recipe.checks_script import absolute, check_env, check_script, check_secret_names, python_of, script_of
 from launcher.recipe.explain import show
 from launcher.recipe.hints import did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Entry as Written
@@ -208,6 +208,8 @@ def _given(root: Table, key: str) -> bool:
 
 PATHS: tuple[Keys, ...] = (("script",), ("workdir",), ("runs_dir",), ("checkpoint", "init_from"), ("python",))
 """Keys that hold paths. They are relative to the file that says them; on the command line, to the current folder."""
+_MEANT: dict[Keys, Callable[[Scalar], Path]] = {("script",): script_of, ("python",): python_of}
+"""Those of which a link has a meaning of its own."""
 
 
 def written_paths(root: Table) -> Iterator[tuple[Keys, Path]]:
@@ -218,4 +220,4 @@ def written_paths(root: Table) -> Iterator[tuple[Keys, Path]]:
         if entry is None or not isinstance(entry.value, Scalar) or entry.value.null:
             continue
         if keys != ("checkpoint", "init_from") or "/" in entry.value.text or entry.value.text[:1] in (".", "~"):
-            yield keys, python_of(entry.value) if keys == ("python",) else absolute(entry.value)
+            yield keys, _MEANT.get(keys, absolute)(entry.value)

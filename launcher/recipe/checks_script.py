@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.placeholders import LATE_NAMES, names_in
 from launcher.recipe.hints import did_you_mean
 from launcher.recipe.nodes import Findings, Items, Keys, Node, Scalar, Table, dotted, present, section_at
-from launcher.recipe.paths import expanded, interpreter, is_file, is_folder, real
+from launcher.recipe.paths import expanded, interpreter, is_file, is_folder, real, real_but_name
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -145,6 +145,11 @@ def _texts(keys: Keys, node: Node) -> Iterator[tuple[Keys, Scalar]]:
 def python_of(node: Scalar) -> Path:
     """The interpreter that was meant where it was written."""
     return interpreter(node.place.folder / expanded(node.text))
+
+
+def script_of(node: Scalar) -> Path:
+    """The script that was meant where it was written."""
+    return real_but_name(node.place.folder / expanded(node.text))
 
 
 def absolute(node: Scalar) -> Path:

@@ -39,7 +39,7 @@ from launcher.recipe.nodes import (
     put,
     walk,
 )
-from launcher.recipe.paths import expanded, is_file, is_folder, real
+from launcher.recipe.paths import expanded, is_file, is_folder, real, real_but_name
 from launcher.recipe.schema import Recipe
 from launcher.recipe.secretive import check_secrets
 from launcher.recipe.typed import typed
@@ -108,7 +108,7 @@ def script_recipe(
     if args:
         nodes["args"] = Items(values, place)
     tree = Table({key: Entry(place, node) for key, node in nodes.items()}, place)
-    text = dump_yaml({"name": name, "script": str(real(script)), **({"args": list(args)} if args else {})})
+    text = dump_yaml({"name": name, "script": str(real_but_name(script)), **({"args": list(args)} if args else {})})
     return _finish(tree, overrides, flags, text=text, source=None, findings=Findings())
 
 

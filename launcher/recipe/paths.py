@@ -16,6 +16,11 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def real_but_name(path: Path) -> Path:
+    """The absolute path whose folders are no links. The last part stays: a script behind one goes by its own name."""
+    return real(path.parent) / path.name
+
+
 def interpreter(path: Path) -> Path:
     """The interpreter that a path is, or that of the environment whose folder it is.
 

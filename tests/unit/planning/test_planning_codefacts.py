@@ -113,6 +113,17 @@ def test_a_deleted_file_is_no_part_and_a_link_is_its_text(tree: Path) -> None:
     assert code.files["link.py"] == "-> train.py"
 
 
+def test_a_script_that_is_a_link_is_copied_with_what_it_means_or_not_at_all(tree: Path, tmp_path: Path) -> None:
+    (tree / "inside.py").symlink_to("train.py")
+    assert gather_code(source(tree, script=str(tree / "inside.py"))).snapshot
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "real.py").write_text("x = 1")
+    (tree / "outside.py").symlink_to("../other/real.py")
+    code = gather_code(source(tree, script=str(tree / "outside.py")))
+    assert code.reason == f"outside.py is a link to {tmp_path}/other/real.py, which is no part of it"
+    assert (code.root, list(code.files)) == (f"{tmp_path}/other", ["real.py"])
+
+
 @pytest.mark.parametrize(
     ("limit", "value", "reason"),
     [("SIZE_LIMIT_BYTES", 10, "the largest file: .gitignore"), ("COUNT_LIMIT", 2, "4 files, more than 2")],

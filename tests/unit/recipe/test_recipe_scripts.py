@@ -23,6 +23,16 @@ def _script(tmp_path: Path) -> None:
     (tmp_path / "t.py").touch()
 
 
+def test_a_script_behind_a_link_goes_by_the_name_of_the_link(tmp_path: Path) -> None:
+    """What is beside the link is found by `__file__`, as under Python; the folders are the real ones."""
+    (tmp_path / "link.py").symlink_to("t.py")
+    (tmp_path / "folder").symlink_to(".")
+    linked = str(tmp_path / "link.py")
+    assert script_recipe(tmp_path / "folder" / "link.py", []).recipe.script == linked
+    (tmp_path / "r.yaml").write_text("name: ft\nscript: folder/link.py\n")
+    assert load_recipe(tmp_path / "r.yaml").recipe.script == linked
+
+
 @pytest.mark.parametrize(
     ("written", "overrides"),
     [
