@@ -181,12 +181,23 @@ def load_again(run: RunDir, plan: Plan, overrides: Sequence[str], flags: Flags) 
     live = live_script(plan)
     other = any(override.startswith("script=") for override in overrides)
     if live is None or plan.code is None or other or is_file(Path(live)):
-        return load_recipe(run.resolved, overrides, flags=flags)
+        return _remembered(load_recipe(run.resolved, overrides, flags=flags), plan)
     copy = run.code / os.path.relpath(live, plan.code.root)
     if not is_file(copy):
-        return load_recipe(run.resolved, overrides, flags=flags)
+        return _remembered(load_recipe(run.resolved, overrides, flags=flags), plan)
     loaded = load_recipe(run.resolved, overrides, flags={**flags, "script": ("the copy of the code", str(copy))})
-    return dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"script": live}))
+    return _remembered(dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"script": live})), plan)
+
+
+def _remembered(loaded: LoadedRecipe, plan: Plan) -> LoadedRecipe:
+    """Who set each value before it was written down: `resolved.yaml` has them all, defaults too."""
+    written_down = loaded.places[""].rsplit(":", 2)[0]  # path:line:column
+    before = {value.key: re.sub(r"^(flag|override) ", r"earlier \1 ", value.origin) for value in plan.values}
+    origins = {
+        key: before.get(key, "default") if origin.startswith(f"{written_down}:") else origin
+        for key, origin in loaded.origins.items()
+    }
+    return dataclasses.replace(loaded, origins=origins)
 
 
 def recipe_flags(

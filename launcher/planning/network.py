@@ -74,9 +74,10 @@ def resolve_network(
         preset = "loopback" if one_machine else "ethernet"
     interface, why = _choose_interface(network, preset, facts, one_machine=one_machine, remarks=remarks)
     explicit = network.interface != "auto"
+    interface_origin = origins.get("network.interface", "default") if explicit else why
     settings = [
         *_recipe_settings(network, recipe.env, origins, remarks),
-        *_interface_settings(interface, origins.get("network.interface", why), explicit=explicit),
+        *_interface_settings(interface, interface_origin, explicit=explicit),
         *(
             Setting(name=name, value=value, origin="environment", rank=1)
             for name, value in facts.environment.items()
@@ -94,7 +95,7 @@ def resolve_network(
         _check_gloo_interface(env, facts, remarks)
     return Network(
         interface=interface,
-        interface_origin=origins.get("network.interface", "default") if explicit else why,
+        interface_origin=interface_origin,
         preset=preset,
         env=env,
         unset=unset,

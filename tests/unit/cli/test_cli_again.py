@@ -118,6 +118,19 @@ def test_rerun_is_the_same_plan_under_a_new_id(launch: Launch, place: Place, sto
     assert again.recipe.read_text() == stopped.recipe.read_text()
 
 
+def test_a_rerun_knows_who_set_each_value(launch: Launch, place: Place, stopped: RunDir) -> None:
+    """`resolved.yaml` has every value, defaults too: that each was read there says nothing."""
+    said = launch("rerun", "last", "faults.grace=5s", "--dry-run", "-v").out
+    values = said[said.index("Values") : said.index("Limits")]
+    assert "resolved.yaml" not in values
+    origins = {words[0]: " ".join(words[2:]) for words in map(str.split, values.splitlines()) if words[2:]}
+    assert origins["resources.nodes"] == "earlier flag --nodes"
+    assert origins["resume"] == "earlier override resume=self"
+    assert origins["faults.grace"] == "override faults.grace=5s"
+    assert origins["network.timeout"] == "default"
+    assert origins["GLOO_SOCKET_IFNAME"] == "auto: all ranks are on this machine"
+
+
 def test_a_dry_rerun_starts_nothing(launch: Launch, place: Place, stopped: RunDir) -> None:
     said = launch("rerun", "last", "--nodes", "3", "--dry-run")
     assert said.code == 0
