@@ -106,7 +106,7 @@ def _check_progress(root: Table, findings: Findings) -> None:
 
 
 def _check_resume(root: Table, findings: Findings) -> None:
-    """`{newest}` is what a resume has found, so `resume.args` has to say it."""
+    """`{newest}` is what a resume has found, so `resume.args` has to say it, or that the script asks for it."""
     resume = section_at(root, ("resume",))
     if resume is None:
         return
@@ -117,10 +117,12 @@ def _check_resume(root: Table, findings: Findings) -> None:
         findings.add(newest.place, message, "write * in its place")
     args = resume.entries.get("args")
     texts = [text.text for _, text in _texts(("resume", "args"), args.value)] if args is not None else []
-    if not any("newest" in names_in(text) for text in texts):
+    asks = args is not None and isinstance(args.value, Table) and not args.value.entries  # launch_client.resume_from
+    if not asks and not any("newest" in names_in(text) for text in texts):
         place = root.entries["resume"].key if args is None else args.key
         message = "resume.args: no argument has {newest}, so the script is not told what to go on from"
-        hint = 'as in {resume_from_checkpoint: "{newest}"}; or `resume: self` for a script that finds it by itself'
+        hint = 'as in {resume_from_checkpoint: "{newest}"}; or `resume: self` for a script that finds it by itself, '
+        hint += "`args: {}` for one that reads launch_client.resume_from"
         findings.add(place, message, hint)
 
 

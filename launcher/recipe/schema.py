@@ -185,7 +185,8 @@ class ResumeSection(Section):
     newest: str
     """A pattern of paths, as in `{run_dir}/out/checkpoint-*`; the newest that matches is `{newest}`."""
     args: dict[str, Argument] = {}
-    """Arguments that are added where there is one: `{resume_from_checkpoint: "{newest}"}`."""
+    """Arguments that are added where there is one: `{resume_from_checkpoint: "{newest}"}`. `{}` for a script that reads
+    LAUNCH_RESUME_FROM."""
 
 
 class ProgressSection(Section):

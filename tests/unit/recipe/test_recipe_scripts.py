@@ -159,6 +159,13 @@ def test_placeholders_are_checked_without_a_plan(fail: Fail) -> None:
     assert places == ["a.yaml:5:5", "a.yaml:6:18", "a.yaml:6:33", "a.yaml:7:10"]
 
 
+def test_a_script_that_asks_its_client_needs_no_argument(load: Load, fail: Fail) -> None:
+    assert load(text=SCRIPT, more="resume: {newest: 'x-*', args: {}}\n").recipe.resume is not None
+    (problem,) = fail(text=SCRIPT, more="resume: {newest: 'x-*'}\n")
+    assert "`args: {}`" in problem.hint
+    assert "resume_from" in problem.hint
+
+
 def test_halves_of_a_character_are_joined_and_a_single_one_is_an_error(load: Load, fail: Fail) -> None:
     assert load(text=SCRIPT, more='args: {x: "\\ud83d\\ude00"}\n').recipe.args == {"x": "\U0001f600"}
     (problem,) = fail(text=SCRIPT, more='args: {x: "\\ud83d"}\n')
