@@ -81,6 +81,7 @@ class Workers:
         self._attempt = 0
         self._empty = True
         self._stopping = False
+        self._killing = False
         self._showing_stacks = False
         self._clock: StepClock | None = None
         if node == 0 and plan.worker.progress_log is not None:
@@ -89,7 +90,7 @@ class Workers:
 
     def start(self, order: Attempt) -> dict[int, int]:
         """Start one worker per local rank; return their pids by local rank."""
-        self._attempt, self._empty, self._showing_stacks = order.attempt, False, False
+        self._attempt, self._empty, self._killing, self._showing_stacks = order.attempt, False, False, False
         self._workers, self._prepared = {}, {}
         pattern = self._plan.worker.progress_log
         self._clock = StepClock(pattern, self._tell_step) if self._node == 0 and pattern is not None else None
@@ -121,6 +122,7 @@ class Workers:
     def kill(self) -> None:
         """End every worker and whatever it left behind; return when nothing is left."""
         if not self._empty:
+            self._killing = True
             self._tell({"kill": True})
             self._loop.run_until(lambda: self._empty)
 
@@ -241,7 +243,7 @@ class Workers:
 
     def _failure(self, worker: Worker, exit_code: int, error: dict[str, Any] | None) -> Failure:
         memory = worker.memory
-        oom_killed = memory is not None and memory.oom_kills() > worker.oom_kills
+        oom_killed = memory is not None and not self._killing and memory.oom_kills() > worker.oom_kills
         timeout = worker.words.timeout
         cause = classify(exit_code, error, oom_killed=oom_killed, timed_out=bool(timeout))
         message = timeout if error is None and cause is Cause.HANG else describe(exit_code, error)

@@ -118,6 +118,7 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_named_and_not_retried(
     assert "first   rank 1 on node 1" in screen
     assert "limit of its cgroup 1.0 GiB" in screen
     assert "| taking more and more" in screen
+    assert "then    1 rank: ended by the launcher" in screen, "not by the kernel, though it has killed one meanwhile"
     assert "policy  not retried: out of memory repeats. restarts 0/3" in screen
 
 
