@@ -61,6 +61,8 @@ class HeadOffice:
         )
         if any(event["event"] == "attempt_started" for event in lately):
             self._do(self._head.succeed())
+        elif plan.engine_reason:  # it is slower than the user may expect
+            self._do([Say(plan.engine_reason)])
         token = bytes.fromhex(run.token.read_text())
         Server(listener, token, loop, on_connection=self._greet, on_refused=self._refused)
         loop.every(_TICK_S, self._tick)

@@ -21,7 +21,7 @@ OLDEST_TORCH: Version = (2, 4)
 OLDEST_PYTHON: Version = (3, 11)
 
 FORCE = "LAUNCH_ENGINE"
-"""A variable of the environment: `torchrun` takes it where the agent would do, to compare the two."""
+"""A variable of the environment: `torchrun` takes it where the agent would do, to compare the two; `agent` insists."""
 ENGINES = ("agent", "torchrun")
 
 
@@ -52,11 +52,13 @@ def choose_engine(facts: Facts, *, script: bool, remarks: Remarks, refusals: lis
     refusals += _refusals(facts, script=script)
     torch = of_workers(facts).torch_version
     supported = torch is None or supports(torch)
+    known = f"torch {torch} in {of_workers(facts).python}: the agent knows {supported_torch('and')}"
+    if forced == "agent" and not supported:
+        refusals.append(Finding(FORCE, f"{FORCE}=agent, and {known}", f"unset {FORCE}: torchrun starts the workers"))
     if supported and forced != "torchrun":
         return Engine(name="agent")
     if supported:
         return Engine(name="torchrun", reason=f"{FORCE}=torchrun: the agent supervises torchrun, without fast restart")
-    known = f"torch {torch} in {of_workers(facts).python}: the agent knows {supported_torch('and')}"
     return Engine(name="torchrun", reason=f"{known}; it supervises torchrun instead, without fast restart")
 
 

@@ -46,6 +46,8 @@ def test_both_engines_end_with_the_same_result(launch: Launch, recipe: Recipe) -
     assert _ended(theirs) == _ended(ours) == [(0, 0), (1, 0)]
     assert len(theirs.happened("torchrun_started")) == 2
     assert not ours.happened("torchrun_started")
+    assert "launch | LAUNCH_ENGINE=torchrun: the agent supervises torchrun, without fast restart\n" in theirs.text
+    assert "torchrun" not in ours.text
     assert "torchrun" in theirs.run.plan.read_text()
 
 

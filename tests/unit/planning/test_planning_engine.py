@@ -93,6 +93,8 @@ def test_the_other_engine_can_be_asked_for() -> None:
     assert plan(script(), facts(environment={"LAUNCH_ENGINE": "agent"})).engine == "agent"
     with pytest.raises(RecipeError, match="LAUNCH_ENGINE=ray is no engine"):
         plan(script(), facts(environment={"LAUNCH_ENGINE": "ray"}))
+    with pytest.raises(Refused, match=r"LAUNCH_ENGINE=agent, and torch 2\.12\.0 in .* the agent knows 2\.13 and 2\.14"):
+        plan(script(), facts(torch_version="2.12.0", environment={"LAUNCH_ENGINE": "agent"}))
 
 
 def test_our_own_interpreter_plans_without_torch_and_refuses_one_that_the_job_does_not_know() -> None:
