@@ -21,11 +21,13 @@ def doctor(as_json: bool, runs_dir: str | None) -> int:
     from launcher.planning.facts import gather_facts, package_version
     from launcher.planning.machine import probe_machine
     from launcher.recipe.paths import expanded
+    from launcher.runs.find import state_root
     from launcher.runs.spy import find_pyspy
 
     root = expanded(runs_dir or os.environ.get("LAUNCH_RUNS") or "runs")
     wandb = package_version("wandb", sys.path)
-    found = diagnose(probe_machine(gather_facts(), root, pyspy=find_pyspy(), wandb_version=wandb))
+    machine = probe_machine(gather_facts(), root, state_root(), pyspy=find_pyspy(), wandb_version=wandb)
+    found = diagnose(machine)
     counts = {level: sum(each.level is level for each in found) for level in Level}
     if as_json:
         print(json.dumps({"findings": [asdict(each) for each in found], "problems": counts[Level.PROBLEM]}))

@@ -245,6 +245,9 @@ def _disk(machine: Machine) -> Iterator[Diagnosis]:
         "runs", machine.runs, problem_below=_GIB, note_below=10 * _GIB, fix="--runs-dir DIR, or LAUNCH_RUNS"
     )
     yield from _space(
+        "list", machine.state, problem_below=_MIB, note_below=10 * _MIB, fix="set XDG_STATE_HOME to a folder of yours"
+    )
+    yield from _space(
         "temporary", machine.tmp, problem_below=64 * _MIB, note_below=_GIB, fix="free some, or set TMPDIR"
     )
 

@@ -83,6 +83,8 @@ class Machine:
     """Soft and hard; -1 = unlimited."""
     shm: Space | None
     runs: Space
+    state: Space
+    """Where the list of the user's runs is kept."""
     tmp: Space
     machine_cpus: int
     memory_bytes: int
@@ -99,7 +101,9 @@ class Machine:
     """Name -> path of those that are there."""
 
 
-def probe_machine(facts: Facts, runs_root: Path, *, pyspy: str | None, wandb_version: str | None) -> Machine:
+def probe_machine(
+    facts: Facts, runs_root: Path, state_root: Path, *, pyspy: str | None, wandb_version: str | None
+) -> Machine:
     """Ask this machine. Takes some seconds, for torch is imported in a process of its own; changes nothing."""
     root = Path("/")
     return Machine(
@@ -113,6 +117,7 @@ def probe_machine(facts: Facts, runs_root: Path, *, pyspy: str | None, wandb_ver
         limits={name: resource.getrlimit(number) for name, number in RESOURCES.items()},
         shm=space_at(Path("/dev/shm"), root) if Path("/dev/shm").is_dir() else None,
         runs=space_at(runs_root, root),
+        state=space_at(state_root, root),
         tmp=space_at(Path(os.environ.get("TMPDIR") or "/tmp"), root),
         machine_cpus=os.cpu_count() or 1,
         memory_bytes=_meminfo(root, "MemTotal"),
