@@ -162,8 +162,10 @@ def run(
         detached: The run goes on when this process ends.
         wait: Return when the run has ended.
     """
+    _refuse_other_than_texts("args", args)
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={_written(value)}" for key, value in overrides.items()]
+    _refuse_other_than_texts("overrides", overrides)
     request = Request(
         target=fspath(target),
         overrides=tuple(overrides),
@@ -189,6 +191,15 @@ def run(
 def find(text: str | PathLike[str]) -> Run:
     """The run of an id, a unique prefix, its last four characters, a path, or `last`. Raises RecipeError."""
     return Run(find_run(fspath(text)))
+
+
+def _refuse_other_than_texts(name: str, values: Sequence[object]) -> None:
+    """Raise TypeError: a number arrives as it is written, so whoever calls writes it; one text is no list of them."""
+    if isinstance(values, str):
+        raise TypeError(f"{name} is one text, {values!r}, and has to be a list of texts")
+    for index, value in enumerate(values):
+        if not isinstance(value, str):
+            raise TypeError(f"{name}[{index}] is {value!r}, and has to be a text")
 
 
 def _written(value: object) -> str:

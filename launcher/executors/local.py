@@ -12,7 +12,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,6 +36,7 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._pid = os.getpid()
         self._warmed: tuple[tuple[str, ...], subprocess.Popen[bytes]] | None = None
 
     def check(self, plan: Plan) -> Sequence[Problem]:
@@ -81,7 +82,9 @@ class LocalExecutor:
         if process is None:
             with run.agents_log.open("ab") as log:
                 process = _start(plan.agent_argv, run_id=plan.run_id, output=log.fileno())
-            _say_go(process, attached=attached)
+            # It may have ended, as an interpreter that cannot start does: `observe` sees it, and its log says why.
+            with suppress(BrokenPipeError):
+                _say_go(process, attached=attached)
         ref = JobRef(self.name, f"{socket.gethostname()}:{process.pid}:{_start_time(process.pid)}")
         self._children[str(ref)] = process
         return ref
@@ -101,7 +104,8 @@ class LocalExecutor:
 
     def observe(self, ref: JobRef) -> Observation:
         """Whether the supervisor lives; its exit code if it is a child of this process."""
-        if (child := self._children.get(str(ref))) is not None:
+        child = self._children.get(str(ref))
+        if child is not None and self._pid == os.getpid():  # in a fork of this process it is nobody's child
             code = child.poll()
             if code is not None and child.stdin is not None:
                 child.stdin.close()
@@ -161,6 +165,7 @@ def _start(argv: Sequence[str], *, run_id: str, output: int) -> subprocess.Popen
     with _held_back(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         return subprocess.Popen(
             [*argv, "--wait"],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -173,7 +178,6 @@ def _say_go(process: subprocess.Popen[bytes], *, attached: bool) -> None:
     """See `launcher.agent.supervisor`. Raises BrokenPipeError if the process has ended."""
     assert process.stdin is not None
     process.stdin.write(b"attached\n" if attached else b"detached\n")
-    process.stdin.flush()
     if not attached:
         process.stdin.close()
         return

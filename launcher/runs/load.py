@@ -46,7 +46,8 @@ def read_plan(run: RunDir) -> Plan:
     try:
         return Plan.from_json(run.plan.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise Refused([Problem(where=str(run.plan), message=str(error))]) from error
+        hint = f"another version of the launcher made it; a new run of the same recipe: launch {run.resolved}"
+        raise Refused([Problem(where=str(run.plan), message=str(error), hint=hint)]) from error
     except (AttributeError, KeyError, TypeError) as error:
         raise Refused([Problem(where=str(run.plan), message="this is not a plan of this launcher")]) from error
 

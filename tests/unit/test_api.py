@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_executor import STARTS, Ends, FakeExecutor, Prints
@@ -71,6 +72,21 @@ def test_what_is_wrong_is_an_exception_with_all_problems(place: Place, monkeypat
     with pytest.raises(launcher.Refused, match="taken"):
         launcher.run("train.py")
     assert place.plans == []
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"args": "--lr 1"}, "args is one text"),
+        ({"args": ["--lr", 1]}, r"args\[1\] is 1, and has to be a text"),
+        ({"overrides": "train.until=3 steps"}, "overrides is one text"),
+        ({"overrides": [("a", "b")]}, r"overrides\[0\] is"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_said_at_once(place: Place, asked: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        launcher.run("train.py", **asked)
     assert not Path("runs").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import resource
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 import runs_values as values
 
 from launcher.executors.local import LocalExecutor
+from launcher.runs.rundir import RunDir
 
 
 @pytest.mark.parametrize(("kind", "absent", "named"), [("job", "xxhash", "xxhash"), ("script", "torch", "torch")])
@@ -58,3 +60,34 @@ def test_a_limit_of_open_files_that_the_agents_would_reach_is_refused_before_the
     assert problem.where == "ulimit -n"
     assert "256 open files" in problem.message
     assert problem.hint == "ulimit -n 1024"
+
+
+@pytest.mark.process
+def test_a_fork_of_the_process_that_started_a_run_sees_it_alive(tmp_path: Path) -> None:
+    """A loader process of a notebook, say: the run is no child of it, and cannot be waited for there."""
+    executor = LocalExecutor()
+    plan = replace(values.plan(tmp_path), agent_argv=("sh", "-c", "cat"))
+    ref = executor.submit(plan, RunDir(tmp_path), attached=True)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if executor.observe(ref).alive else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        executor.cancel(ref)
+        while executor.observe(ref).alive:
+            os.sched_yield()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("attached", [True, False])
+def test_an_interpreter_that_ends_at_once_is_a_run_that_has_ended(tmp_path: Path, attached: bool) -> None:
+    """`python:` is a wrapper script with a mistake in it, or a library is missing on this machine."""
+    executor = LocalExecutor()
+    plan = replace(values.plan(tmp_path), agent_argv=("sh", "-c", "exec <&-; echo no library >&2; exit 9"))
+    for _ in range(5):  # it may end before or after it is told to go
+        ref = executor.submit(plan, RunDir(tmp_path), attached=attached)
+        while (seen := executor.observe(ref)).alive:
+            os.sched_yield()
+        assert seen.exit_code == 9
+    assert "no library" in RunDir(tmp_path).agents_log.read_text()

@@ -84,8 +84,9 @@ def test_a_run_that_ends_while_it_is_asked_about_is_not_called_lost(runs_dir: Pa
 def test_a_plan_of_another_version_is_refused(runs_dir: Path) -> None:
     run = values.create(runs_dir)
     run.plan.write_text('{"version": 99}')
-    with pytest.raises(Refused, match="plan version 99 is not 2"):
+    with pytest.raises(Refused, match="plan version 99 is not 2") as refused:
         read_plan(run)
+    assert f"launch {run.resolved}" in refused.value.problems[0].hint
 
 
 @pytest.fixture
