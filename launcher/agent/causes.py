@@ -124,12 +124,18 @@ def is_signal(exit_code: int) -> bool:
 
 
 def classify(
-    exit_code: int, error: dict[str, Any] | None, *, oom_killed: bool = False, timed_out: bool = False
+    exit_code: int,
+    error: dict[str, Any] | None,
+    *,
+    oom_killed: bool = False,
+    timed_out: bool = False,
+    alone: bool = False,
 ) -> Cause:
     """The cause of a worker's end. `error` is its error file, if it wrote one.
 
     oom_killed: the kernel has killed a process of its memory cgroup while it ran.
     timed_out: the watchdog of NCCL has spoken.
+    alone: it has no peers; a connection that it lost was to a loader process, or to a server.
     """
     if oom_killed and _was_killed(exit_code, error):
         return Cause.OOM_KILLED
@@ -137,30 +143,41 @@ def classify(
         return Cause.HANG
     if error is None:
         return Cause.SIGNAL if is_signal(exit_code) else Cause.USAGE if exit_code == 2 else Cause.WORKER_ERROR
-    message, bases = _message(error), set(error.get("exception_bases", ()))
-    fits = (each.cause for each in _CLASSES if each.bases & bases or each.text.search(message))
+    message, bases = _message(error), _bases(error)
+    fits = (
+        each.cause
+        for each in _CLASSES
+        if not (alone and each.cause is Cause.PEER_LOST) and (each.bases & bases or each.text.search(message))
+    )
     return next(fits, Cause.WORKER_ERROR)
 
 
 def _was_killed(exit_code: int, error: dict[str, Any] | None) -> bool:
     """It, or a loader process of it, by SIGKILL."""
-    return exit_code == 128 + signal.SIGKILL if error is None else bool(_CHILD_KILLED.search(_message(error)))
+    if error is None:
+        return exit_code == 128 + signal.SIGKILL
+    # A killed loader process is noticed by torch, or before that by the pipe to it.
+    return bool(_CHILD_KILLED.search(_message(error)) or {"ConnectionError", "EOFError"} & _bases(error))
 
 
 def describe(exit_code: int, error: dict[str, Any] | None) -> str:
     """How a worker ended: its exception, else one line."""
     if error is not None:
-        text = plain(_message(error))
+        text = _message(error)
         if len(text) <= _MAX_MESSAGE:
-            return text
+            return plain(text)
         half = _MAX_MESSAGE // 2  # the end counts too: an error of another process is passed on with its traceback
-        return f"{text[:half]} ... ({len(text):,} characters) ... {text[-half:]}"
+        return f"{plain(text[:half])} ... ({len(text):,} characters) ... {plain(text[-half:])}"
     if is_signal(exit_code):
         try:
             return f"killed by {signal.Signals(exit_code - 128).name}"
         except ValueError:
             return f"killed by signal {exit_code - 128}"
     return f"exited with code {exit_code}"
+
+
+def _bases(error: dict[str, Any]) -> set[str]:
+    return set(error.get("exception_bases", ()))
 
 
 def _message(error: dict[str, Any]) -> str:

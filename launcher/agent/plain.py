@@ -9,7 +9,6 @@ _ORDERS = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[ -
 
 
 def plain(text: str) -> str:
-    """Without orders to a terminal or characters that are not seen; of a line that was overwritten, the end."""
-    lines = _ORDERS.sub("", text).replace("\r\n", "\n").split("\n")
-    shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
-    return "\n".join("".join(each for each in line if each.isprintable() or each == "\t") for line in shown)
+    """Without orders to a terminal or characters that are not seen."""
+    lines = _ORDERS.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(each for each in lines if each.isprintable() or each in "\n\t")

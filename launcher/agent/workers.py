@@ -245,7 +245,8 @@ class Workers:
         memory = worker.memory
         oom_killed = memory is not None and not self._killing and memory.oom_kills() > worker.oom_kills
         timeout = worker.words.timeout
-        cause = classify(exit_code, error, oom_killed=oom_killed, timed_out=bool(timeout))
+        alone = self._plan.world_size == 1
+        cause = classify(exit_code, error, oom_killed=oom_killed, timed_out=bool(timeout), alone=alone)
         message = timeout if error is None and cause is Cause.HANG else describe(exit_code, error)
         if memory is not None and cause is Cause.OOM_KILLED:
             message += f": the kernel was out of memory ({memory.describe()})"

@@ -120,6 +120,14 @@ def test_a_kill_by_the_kernel_is_told_from_another(
     assert classify(exit_code, raised, oom_killed=oom_killed) is cause
 
 
+def test_the_only_worker_loses_no_peer() -> None:
+    """A loader process that is killed can be seen first by the connection to it."""
+    lost = error("ConnectionResetError", "[Errno 104] Connection reset by peer", "ConnectionError", "OSError")
+    assert classify(1, lost) is Cause.PEER_LOST
+    assert classify(1, lost, alone=True) is Cause.WORKER_ERROR
+    assert classify(1, lost, oom_killed=True, alone=True) is Cause.OOM_KILLED
+
+
 def test_an_abort_by_the_watchdog_of_nccl_is_a_hang() -> None:
     """F072."""
     assert classify(134, None, timed_out=True) is Cause.HANG

@@ -90,7 +90,8 @@ def test_what_is_no_text_travels_and_is_written(tmp_path: Path) -> None:
 def test_a_long_exception_is_cut_and_still_understood() -> None:
     error = {"message": {"message": f"RuntimeError: {'x' * 5_000_000} connection reset"}}
     assert len(describe(1, error)) < 3_000
-    assert describe(1, error).endswith("(5,000,031 characters)")
+    assert "(5,000,031 characters)" in describe(1, error)
+    assert describe(1, error).endswith("connection reset")
     assert classify(1, error) is Cause.PEER_LOST
 
 

@@ -17,9 +17,8 @@ from launcher.agent.plain import plain
         ("\x1b]0;never ended", ""),
         ("\x1bcall gone\x1b(B", "all gone"),
         ("a\x00b\x08c\u202ed\ud800", "abcd"),
-        ("10%\r50%\r100%\nnext", "100%\nnext"),
+        ("old\rMac", "old\nMac"),
         ("dos\r\nlines\r\n", "dos\nlines\n"),
-        ("50%\r", "50%"),
     ],
 )
 def test_orders_to_a_terminal_are_left_out(said: str, shown: str) -> None:

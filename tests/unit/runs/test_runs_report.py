@@ -102,9 +102,15 @@ BUILT_IN = {
     "worker": values.plan(RUNS).worker,
 }
 
+PASSED_ON = (
+    "IndexError: Caught IndexError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
+    '  File "/x/worker.py", line 374, in _worker_loop\n    data = fetcher.fetch(index)\nIndexError: bad sample 5\n'
+)
+
 CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[dict[str, Any]], dict[str, Any]]] = {
     "out-of-memory": (failure(), {}, LOST, {}),
     "signal": (KILLED, {"policy": "no restart is left", "restarts": 2}, ENDED, {}),
+    "of-a-loader": (failure(cause="worker_error", message=PASSED_ON), {}, [], {}),
     "exit-3": (
         failure(cause="worker_error", message="exited with code 3", exit_code=3, place="", last_words="no data in /x"),
         {"policy": NO_RESUME, "step": None, "checkpoint": {}},
