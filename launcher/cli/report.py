@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,11 +29,14 @@ def report(run: str, as_json: bool) -> None:
     from launcher.runs.ledger import newest_submission, spans, time_parts
     from launcher.runs.load import read_plan, read_record, read_result
     from launcher.runs.report import short_id
+    from launcher.runs.states import RunState
 
     found = find_run(run)
     record, result, plan = read_record(found, job_alive), read_result(found), read_plan(found)
     events = read_events(found.path)
-    rows, parts = attempt_rows(events), time_parts(events)
+    goes_on = record.state is not RunState.UNKNOWN and not record.state.is_final
+    now_s = time.time() if goes_on else None
+    rows, parts = attempt_rows(events), time_parts(events, now_s=now_s)
     if as_json:
         print(json.dumps(report_fields(record, result or {}, rows, parts, found.path), ensure_ascii=False))
         return

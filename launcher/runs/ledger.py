@@ -65,16 +65,21 @@ def newest_submission(events: Sequence[Event]) -> Sequence[Event]:
     return events[begun[-1] :] if begun else ()
 
 
-def time_parts(events: Sequence[Event]) -> dict[str, float]:
-    """Seconds of each part since the newest launch or resume, and `total`; empty where its beginning is not known."""
+def time_parts(events: Sequence[Event], *, now_s: float | None = None) -> dict[str, float]:
+    """Seconds of each part since the newest launch or resume, and `total`; empty where its beginning is not known.
+
+    now_s: what time it is, for a run that goes on: until then it has trained, and nothing of that is lost.
+    """
     story = newest_submission(events)
     if not story:
         return {}
     end = next((event for event in reversed(story) if event.get("event") == "finished"), story[-1])
-    begin_s, end_s = time_of(story[0]), time_of(end)
+    begin_s, end_s = time_of(story[0]), time_of(end) if now_s is None else now_s
     parts = dict.fromkeys(PARTS, 0.0)
     now_s, waiting = begin_s, "start"
     attempts = spans(story)
+    if attempts and now_s is not None and not attempts[-1].ended:
+        attempts[-1].complete = True
     for index, span in enumerate(attempts):
         ended_s = max(now_s, min(end_s if span.ended_s is None else span.ended_s, end_s))
         trained = span.first_s is not None and span.first_s < ended_s

@@ -92,6 +92,15 @@ def test_a_stop_that_saved_has_lost_nothing() -> None:
     assert row.ended_by == "stopped: Ctrl-C"
 
 
+def test_of_a_run_that_goes_on_the_time_until_now_is_training_and_none_of_it_is_lost() -> None:
+    told = story((0, "created", {}), (1, "attempt_started", attempt(1)), (3, "worker_started", attempt(1, rank=0)))
+    parts = time_parts(told, now_s=1060.0)
+    assert (parts["start"], parts["train"], parts["lost"], parts["total"]) == (3.0, 57.0, 0.0, 60.0)
+    told += story((4, "training_started", attempt(1, step=0)), (10, "checkpoint_saved", attempt(1, step=9, time_s=1.0)))
+    parts = time_parts(told, now_s=1060.0)
+    assert (parts["start"], parts["train"], parts["save"], parts["lost"]) == (4.0, 55.0, 1.0, 0.0)
+
+
 def test_of_a_script_that_says_nothing_the_workers_are_the_training() -> None:
     told = story(
         (0, "created", {}),
