@@ -39,13 +39,19 @@ def final_block(
             _progress(record, result, plan),
             _times(result),
             _exit(record, plan),
-            "" if result.get("attempts") else f"log    {shown_path(RunDir(Path(plan.run_dir)).agents_log, cwd)}",
+            _agents_log(record, plan, cwd),
             _place(record, result, plan, cwd),
             _wandb(record, plan, cwd),
         ),
         _next(record, plan, name),
     ]
     return "\n".join(lines)
+
+
+def _agents_log(record: RunRecord, plan: Plan, cwd: Path) -> str:
+    """What the agents' own Python said, where nobody else says what has become of the run."""
+    log = RunDir(Path(plan.run_dir)).agents_log
+    return f"log    {shown_path(log, cwd)}" if record.state is RunState.UNKNOWN else ""
 
 
 def here() -> Path:

@@ -87,6 +87,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any] | None, dict[str, An
         {},
     ),
     "stopped": (EVENTS, STOPPED, {}),
+    "stopped-early": (EVENTS[:1], {**STOPPED, **NOTHING, "exit_code": 143, "checkpoint": {}, "metrics": {}}, {}),
     "script-failed": (EVENTS[:4], {**FAILED, "step": None, "metrics": {}}, {"worker": SCRIPT, "resumable": False}),
     "script-succeeded": (EVENTS[:4], {**RESULT, "step": None, "metrics": {}, "checkpoint": {}}, {"worker": SCRIPT}),
     "vanished": (EVENTS, None, {}),
