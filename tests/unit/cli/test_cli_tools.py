@@ -162,7 +162,7 @@ class TestDoctor:
                 "limits": dict.fromkeys(("nofile", "memlock", "nproc"), (-1, -1)) | {"core": (0, 0)},
                 "shm": space,
                 "runs": space,
-            "state": space,
+                "state": space,
                 "tmp": space,
                 "machine_cpus": 2,
                 "memory_bytes": GIB * 64,
