@@ -134,4 +134,5 @@ def test_a_node_that_leaves_later_than_the_first_is_no_failure(launch: Launch, r
     run.let("go")
     assert run.wait() == 0, run.text
     assert run.result["state"] == "SUCCEEDED"
+    assert run.happened("worker_ended", rank=1, exit_code=0), "nobody has ended it"
     assert not re.search("error|warning|traceback|broken pipe", run.text, re.IGNORECASE), run.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -100,9 +101,11 @@ def check_nothing_is_kept(run: Launched, tmp_path: Path) -> None:
 def test_the_built_in_job_with_a_key_and_no_server_keeps_the_key_to_itself(
     launch: Launch, tree: Path, tmp_path: Path, command: Command
 ) -> None:
-    run = launch(tree / "tiny.yaml", cwd=tree)
+    run = launch(tree / "tiny.yaml", "train.until=1000000 steps", cwd=tree)
     run.wait_for_event("tracking")
-    assert run.wait() == 0, run.text
+    assert argument_hits(run.run_id) == [], "W&B's own processes are among them"
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.text
     check_nothing_is_kept(run, tmp_path)
     assert list((run.run.path / "wandb").rglob("*.wandb")), "W&B has written nothing that could hold it"
     record = json.loads(run.run.launch.read_text())
