@@ -159,12 +159,18 @@ def _limits(plan: Plan) -> list[str]:
         [
             ["restarts", str(limits.max_restarts), _after_failure(plan)],
             ["stop", _seconds(limits.grace_s), "to save and leave, then killed"],
-            ["collective", _seconds(limits.network_timeout_s), "before a rank counts as stuck"],
+            ["collective", *_collective(plan)],
             ["joining", _seconds(limits.join_timeout_s), "for all nodes to come together"],
             ["threads", str(plan.threads), "per worker"],
             ["port", port],
         ]
     )
+
+
+def _collective(plan: Plan) -> tuple[str, str]:
+    if plan.worker.kind == "script":
+        return "-", "as long as the script's own process group says"
+    return _seconds(plan.limits.network_timeout_s), "before a rank counts as stuck"
 
 
 def _after_failure(plan: Plan) -> str:

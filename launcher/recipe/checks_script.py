@@ -11,6 +11,8 @@ from launcher.placeholders import LATE_NAMES, names_in
 from launcher.recipe.hints import did_you_mean
 from launcher.recipe.nodes import Findings, Items, Keys, Node, Scalar, Table, dotted, present, section_at
 from launcher.recipe.paths import expanded, interpreter, is_file, is_folder, real, real_but_name
+from launcher.recipe.schema import NetworkSection
+from launcher.recipe.units import Duration
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,6 +25,7 @@ def check_script(root: Table, findings: Findings) -> None:
     _check_python(root, findings)
     _check_progress(root, findings)
     _check_resume(root, findings)
+    _check_timeout(root, findings)
     args = root.entries.get("args")
     for keys, text in _texts(("args",), args.value) if args is not None else ():
         if "newest" in names_in(text.text):
@@ -124,6 +127,21 @@ def _check_resume(root: Table, findings: Findings) -> None:
         hint = 'as in {resume_from_checkpoint: "{newest}"}; or `resume: self` for a script that finds it by itself, '
         hint += "`args: {}` for one that reads launch_client.resume_from"
         findings.add(place, message, hint)
+
+
+def _check_timeout(root: Table, findings: Findings) -> None:
+    """The process group is the script's: nothing from outside sets its timeout. The record spells out the default."""
+    network = section_at(root, ("network",))
+    entry = None if network is None else network.entries.get("timeout")
+    if entry is None or not isinstance(entry.value, Scalar) or entry.value.null:
+        return
+    try:
+        asked = Duration.parse(entry.value.text)
+    except ValueError:
+        return  # the schema says so
+    if asked.time_s != NetworkSection.model_fields["timeout"].default.time_s:
+        message = "network.timeout: a script sets the timeout of its collectives itself, and none reaches it from here"
+        findings.add(entry.key, message, "init_process_group(..., timeout=...) in the script")
 
 
 def _late(node: Node) -> str | None:

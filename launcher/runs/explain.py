@@ -41,7 +41,7 @@ _MADE: Mapping[str, str] = {
 _LIMITS: Mapping[str, tuple[str, str]] = {
     "max_restarts": ("faults.max_restarts", "restarts"),
     "grace_s": ("faults.grace", "seconds to save and leave on a stop"),
-    "network_timeout_s": ("network.timeout", "seconds that a collective may take; a script sets its own"),
+    "network_timeout_s": ("network.timeout", "seconds that a collective may take"),
     "join_timeout_s": ("", "seconds for all nodes to come together"),
 }
 _TORCHRUNS_OWN = ("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE")
@@ -245,6 +245,8 @@ def _wandb(plan: Plan, events: Sequence[Event]) -> Iterator[Row]:
 
 def _limits(plan: Plan, origins: Mapping[str, str]) -> Iterator[Row]:
     for name, (key, meaning) in _LIMITS.items():
+        if name == "network_timeout_s" and plan.worker.kind == "script":
+            continue  # its process group is its own
         origin = f"{key} ({origins.get(key, 'default')})" if key else "fixed"
         yield Row(name=name, value=f"{getattr(plan.limits, name):g}", origin=f"{meaning}; {origin}")
     if not plan.resumable:

@@ -166,6 +166,14 @@ def test_a_script_that_asks_its_client_needs_no_argument(load: Load, fail: Fail)
     assert "resume_from" in problem.hint
 
 
+def test_a_timeout_that_would_not_reach_a_script_is_an_error(load: Load, fail: Fail) -> None:
+    (problem,) = fail(text=SCRIPT, more="network: {timeout: 8s}\n")
+    assert "a script sets the timeout" in problem.message
+    assert load(text=SCRIPT, more="network: {timeout: 600s}\n").recipe.is_script, "the record of a run has the default"
+    (problem,) = fail(text=SCRIPT, more="network: {timeout: 8}\n")
+    assert "duration" in str(problem)
+
+
 def test_halves_of_a_character_are_joined_and_a_single_one_is_an_error(load: Load, fail: Fail) -> None:
     assert load(text=SCRIPT, more='args: {x: "\\ud83d\\ude00"}\n').recipe.args == {"x": "\U0001f600"}
     (problem,) = fail(text=SCRIPT, more='args: {x: "\\ud83d"}\n')
