@@ -112,7 +112,7 @@ def _show_usage(error: click.ClickException, arguments: Sequence[str], *, as_jso
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = (context.command_path if context else "launch").strip()
     hint = f"`{command} --help` shows the usage"
-    message = error.format_message()
+    message = " ".join(error.format_message().split())
     script = next((word for word in arguments if word.endswith(".py")), None)
     if isinstance(error, click.NoSuchOption) and not set(error.possibilities or ()) - {"--help"}:
         message = error.message  # without "did you mean --help"

@@ -43,7 +43,7 @@ def stacks(run: str, rank: int | None, verbose: bool, as_json: bool) -> int:
     by = f", from {sources}" if sources else ""
     print(f"{found.run_id}  {record.state}   stacks of {what}{by}")
     for line in summary(taken):
-        print(f"  {line}")
+        print(f"  {line.replace(f'{found.code}/', '')}")  # as the page of a failure shows a place
     for hint in dict.fromkeys(stack.hint for stack in taken if stack.hint):
         print(f"  hint: {hint}")
     if verbose:

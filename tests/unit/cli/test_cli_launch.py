@@ -237,6 +237,7 @@ def test_a_cluster_wants_to_be_told_where_to_run(launch: Launch, place: Place, m
         (["train.py", "--nproc_per_node", "2"], "Did you mean '--nproc-per-node'?"),
         (["a.yaml", "--", "--lr", "1"], "arguments after `--` (--lr 1) go with SCRIPT.py"),
         (["status"], "`launch status --help` shows the usage"),
+        (["list"], "Choose from: models, datasets, strategies, optimizers, schedules\n"),
         (["status", "nosuch"], "no run has this id"),
     ],
 )

@@ -69,7 +69,8 @@ class TestStacks:
     @pytest.fixture(autouse=True)
     def _taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def take(targets: Any, *, run_id: str, hostname: str) -> list[RankStack]:
-            frames = (Frame(function="step", file="/t.py", line=4),)
+            run_dir = targets[0].log.parents[3]
+            frames = (Frame(function="step", file=f"{run_dir}/code/t.py", line=4),)
             thread = Thread(name="MainThread", main=True, running=True, frames=frames)
             return [
                 RankStack(rank=each.rank, node=each.node, pid=each.pid, threads=(thread,), source="py-spy")
@@ -84,14 +85,14 @@ class TestStacks:
         said = launch("stacks", "last")
         assert said.code == 1
         assert "stacks of 1 of 2 ranks, from py-spy" in said.out
-        assert "rank 0  /t.py:4 in step   (running)" in said.out
+        assert "rank 0  t.py:4 in step   (running)" in said.out
         assert "rank 1  it has ended" in said.out
         assert "hint: wait" in said.out
 
     def test_one_rank_in_full_and_as_json(self, launch: Launch, alive: RunDir) -> None:
         said = launch("stacks", "last", "--rank", "0", "-v")
         assert said.code == 0
-        assert "    /t.py:4 in step" in said.out
+        assert "/code/t.py:4 in step" in said.out
         (rank,) = launch("stacks", "last", "--rank", "0", "--json").json["ranks"]
         assert (rank["rank"], rank["pid"], rank["source"]) == (0, 20, "py-spy")
 
