@@ -27,6 +27,7 @@ from launcher.runs.rundir import RunDir
 SAME, CURRENT, UNCHANGED = "same", "current", "unchanged"
 CHOICES = (SAME, CURRENT)
 """What `launch resume --code` takes."""
+_NOT_RECORDED = "its `{}` is missing or damaged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,11 @@ def choose_code(run: RunDir, source: CodeSource | None, choice: str | None) -> C
     Raises Refused where the live code is another one and nobody said which, and where what was said is not there.
     """
     old = read_code(run)
-    if old is None:  # made before code was recorded: what it had is not known
+    if old is None:
+        if choice != CURRENT:
+            message = f"whether the code has changed is not known: {_NOT_RECORDED.format(run.code_record.name)}"
+            hint = "--code current takes the files as they are"
+            raise Refused([Problem(where=run.run_id, message=message, hint=hint)])
         now = package_code() if source is None else gather_code(source)
         return CodeChoice(code=now, word=CURRENT, is_new=True)
     if source is None or not old.snapshot:
@@ -92,7 +97,10 @@ def code_of_rerun(run: RunDir, source: CodeSource | None) -> tuple[CodeFacts, Pa
         return _copy_of(run, old, source)
     now = package_code() if source is None else gather_code(source)
     watched = gather_code(source, snapshot=False) if source is not None and now.snapshot else now
-    changes = code_changes(old, watched) if old is not None else CodeChanges()
+    if old is None:
+        why = _NOT_RECORDED.format(run.code_record.name)
+        return now, None, (f"code: as it is now in {now.root}, maybe not that of {run.run_id} ({why})",)
+    changes = code_changes(old, watched)
     said = f"code: as it is now in {now.root}, changed since {run.run_id}: {', '.join(changes.lines())}"
     return now, None, (said,) if changes else ()
 
@@ -120,13 +128,11 @@ def store_code(run: RunDir, code: CodeFacts, *, origin: Path | None = None) -> C
 
 
 def read_code(run: RunDir) -> CodeFacts | None:
-    """The code that a run was given; None for one that was made before code was recorded."""
+    """The code that a run was given; None where its record is missing or damaged."""
     try:
         return CodeFacts(**json.loads(run.code_record.read_bytes()))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, TypeError):
         return None
-    except (ValueError, TypeError) as error:
-        raise Refused([Problem(where=str(run.code_record), message="this is no record of code")]) from error
 
 
 def copy_changes(run: RunDir, code: CodeFacts) -> CodeChanges:

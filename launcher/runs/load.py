@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,11 +46,15 @@ def read_plan(run: RunDir) -> Plan:
     """The plan of the newest launch or resume. Raises Refused where another version of the launcher made it."""
     try:
         return Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+        message = "it is damaged, or no plan of this launcher"
+        raise Refused([Problem(where=str(run.plan), message=message, hint=_again(run))]) from error
     except ValueError as error:
-        hint = f"another version of the launcher made it; a new run of the same recipe: launch {run.resolved}"
-        raise Refused([Problem(where=str(run.plan), message=str(error), hint=hint)]) from error
-    except (AttributeError, KeyError, TypeError) as error:
-        raise Refused([Problem(where=str(run.plan), message="this is not a plan of this launcher")]) from error
+        raise Refused([Problem(where=str(run.plan), message=str(error), hint=_again(run))]) from error
+
+
+def _again(run: RunDir) -> str:
+    return f"a new run of the same recipe: launch {run.resolved}"
 
 
 def newest_metrics(path: Path) -> list[dict[str, Any]]:

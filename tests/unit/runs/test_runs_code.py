@@ -160,6 +160,19 @@ def test_a_copy_that_was_edited_is_not_the_code_of_the_run(tree: Path, launched:
     assert choose_code(run, source(tree), "current").is_new
 
 
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_text("{}"), lambda path: path.write_text("[")])
+def test_a_record_that_is_gone_is_no_licence_to_run_other_code(
+    tree: Path, launched: Callable[[], RunDir], spoil: Callable[[Path], object]
+) -> None:
+    run = launched()
+    spoil(run.code_record)
+    for word in (None, "same"):
+        with pytest.raises(Refused, match=r"not known: its `code\.json` is missing or damaged"):
+            choose_code(run, source(tree), word)
+    assert choose_code(run, source(tree), "current").is_new
+    assert "maybe not that of" in code_of_rerun(run, source(tree))[2][0]
+
+
 def test_a_live_tree_that_cannot_be_compared_is_refused(tree: Path, launched: Callable[[], RunDir]) -> None:
     run = launched()
     (tree / ".git").rename(tree / "not-git")

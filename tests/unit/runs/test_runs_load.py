@@ -89,6 +89,14 @@ def test_a_plan_of_another_version_is_refused(runs_dir: Path) -> None:
     assert f"launch {run.resolved}" in refused.value.problems[0].hint
 
 
+@pytest.mark.parametrize("content", [b"", b'{"version": 2', b"[]", b"null", b"\xff", b'{"version": 2}'])
+def test_a_damaged_plan_is_refused(runs_dir: Path, content: bytes) -> None:
+    run = values.create(runs_dir)
+    run.plan.write_bytes(content)
+    with pytest.raises(Refused, match="damaged, or no plan of this launcher"):
+        read_plan(run)
+
+
 @pytest.fixture
 def saved(runs_dir: Path) -> RunDir:
     run = values.create(runs_dir)
