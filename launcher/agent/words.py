@@ -11,7 +11,8 @@ from launcher.runs.stacks import own_frame, parse_dump
 _LINES = 10
 _LINE_BYTES = 400
 _BYTES = 2_000
-_TRACEBACK = (b"Traceback (most recent call last):", b"  + Exception Group Traceback (most recent call last):")
+_TRACEBACK = re.compile(rb"(\[rank\d+\]: )?(  \+ Exception Group )?Traceback \(most recent call last\):")
+"""With what torch puts before each line of it once there is a process group."""
 _IGNORED = b"Exception ignored in"
 _CRASH = b"Fatal Python error: "
 _OF_A_CRASH = re.compile(
@@ -42,7 +43,7 @@ class LastWords:
         for line in lines.removesuffix(b"\n").split(b"\n"):
             self._count += 1
             # An object that fails while the interpreter leaves has a traceback too, and is not why it leaves.
-            if line.startswith(_TRACEBACK) and not self._before.startswith(_IGNORED):
+            if _TRACEBACK.match(line) and not self._before.startswith(_IGNORED):
                 self._traceback = self._count
             self._before = line.rstrip(b"\r").rpartition(b"\r")[2][:_LINE_BYTES]  # of a progress bar its last state
             if line.startswith(_CRASH):

@@ -57,7 +57,8 @@ def test_the_last_screen_names_who_was_first_and_quotes_what_he_said_last(launch
         (log,) = [line.strip() for line in rest if "rank-2.log:" in line]
         path, _, number = log.rpartition(":")
         lines = (run.run.path / path).read_text().splitlines()
-        assert lines[int(number) - 1] == ("Traceback (most recent call last):" if name == "raises" else "last-words")
+        begins = "[rank2]: Traceback (most recent call last):" if name == "raises" else "last-words"
+        assert lines[int(number) - 1] == begins
         assert "policy  not retried: the script declares no `resume:`" in screen
         assert f"launch logs {run.run_id[-4:]} --rank 2" in screen.splitlines()[-1]
         again = subprocess.run(

@@ -32,6 +32,12 @@ def test_a_traceback_of_a_group_is_where_the_log_is_opened() -> None:
     assert words((group, True)).line == 2
 
 
+def test_a_traceback_is_one_with_the_rank_that_torch_puts_before_each_line() -> None:
+    for traceback in (b"Traceback (most", b"  + Exception Group Traceback (most"):
+        text = b"warning\n[rank1]: " + traceback + b" recent call last):\n[rank1]: ValueError: boom\n"
+        assert words((text, True)).line == 2
+
+
 def test_a_progress_bar_is_shown_as_it_was_last_and_gives_no_orders_to_the_terminal() -> None:
     bars = b"".join(b"\r\x1b[32m%3d%%\x1b[0m |####|" % percent for percent in range(60)) + b"\n"
     assert words((bars, True), (b"\x1b]0;title\x07gone\r\n", True)).text == " 59% |####|\ngone"
