@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.errors import ExitCode
+
 if TYPE_CHECKING:
     from launcher.runs.rundir import RunDir
 
@@ -23,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="The output of this rank.")
 @click.option("--node", type=click.IntRange(min=0), metavar="K", help="The ranks of this node.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="A", help="Of this attempt; default: the newest.")
-def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: int | None) -> None:
+def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: int | None) -> int:
     """Output of RUN: rank 0 and the errors of all, or the whole output of chosen ranks."""
     from launcher.runs.find import find_run
     from launcher.runs.logs import select_logs
@@ -36,10 +38,15 @@ def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: in
             return [path for path in (found.console, found.agents_log) if path.exists() and path.stat().st_size][:1]
         return select_logs(found, rank=rank, node=node, attempt=attempt)
 
-    if follow:
-        _follow(chosen, found)
-    else:
+    if not follow:
         _show(found, chosen())
+        return 0
+    try:
+        _follow(chosen, found)
+    except KeyboardInterrupt:  # the way out of it; who has not started the run here may wonder
+        print(f"\n{found.run_id} goes on; `launch cancel {run}` stops it", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    return 0
 
 
 def _show(run: RunDir, paths: Sequence[Path]) -> None:

@@ -322,6 +322,18 @@ def test_what_is_complete_says_how_to_go_on() -> None:
     assert complete_text(record, {"script": "t.py"}).endswith("args=[...]")
 
 
+def test_ctrl_c_ends_the_following_and_not_the_run(
+    launch: Launch, alive: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.cli.logs.time.sleep", interrupt)
+    said = launch("logs", "last", "-f")
+    assert said.code == 130
+    assert f"{alive.run_id} goes on; `launch cancel last` stops it" in said.err
+
+
 def test_logs_of_a_run_that_never_had_a_worker_are_those_of_its_agents(launch: Launch, done: RunDir) -> None:
     done.console.unlink()
     done.agents_log.write_text("ImportError: no such module\n")
