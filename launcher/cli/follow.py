@@ -48,6 +48,8 @@ def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
     if as_json:
         fields = {"run_id": job.run.run_id, "run_dir": str(job.run.path), "ref": str(job.ref)}
         text = json.dumps({**fields, "state": record.state, "exit_code": exit_code}, ensure_ascii=False)
+    elif not job.run.path.exists():
+        text = f"{job.run.run_id}: how it ended is not known, for {job.run.path} was removed while it was alive"
     else:
         text = final_block(record, result, job.plan, cwd=here())
         if result is None and _is_full(job.run.path):

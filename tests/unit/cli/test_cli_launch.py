@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from fake_executor import STARTS, Ends, FakeExecutor, Happens, Prints
 from launcher.errors import Problem
 from launcher.runs.events import read_events
 from launcher.runs.find import all_runs
+from launcher.runs.rundir import RunDir
 
 Launch = Callable[..., Any]
 Place = type[FakeExecutor]
@@ -139,6 +141,23 @@ def test_a_run_without_a_result_is_a_fault_of_ours(
     assert said.code == 70
     assert "did not say why" in said.out
     assert "logs/agents.log" in said.out
+
+
+class Removed:
+    """Somebody removes the run directory."""
+
+    def play(self, run: RunDir) -> None:
+        shutil.rmtree(run.path)
+
+
+def test_a_run_directory_that_is_removed_meanwhile_is_said(
+    launch: Launch, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "script", (*STARTS, Prints("0:0 hello\n"), Removed()))
+    said = launch("train.py")
+    assert said.code == 70
+    assert "was removed while it was alive" in said.out
+    assert "fault of the launcher" not in said.err
 
 
 def test_an_unfinished_last_line_of_the_console_is_shown(
