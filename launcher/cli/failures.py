@@ -112,11 +112,13 @@ def _show_usage(error: click.ClickException, arguments: Sequence[str], *, as_jso
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = (context.command_path if context else "launch").strip()
     hint = f"`{command} --help` shows the usage"
-    message = " ".join(error.format_message().split())
+    message = " ".join(error.format_message().split()).replace("a valid integer range", "a whole number")
     script = next((word for word in arguments if word.endswith(".py")), None)
     if isinstance(error, click.NoSuchOption) and not set(error.possibilities or ()) - {"--help"}:
         message = error.message  # without "did you mean --help"
-        if script is not None and "--" not in arguments:
+        if error.option_name == "-m":
+            hint = "`python -m pkg.train` is `module: pkg.train` in a recipe"
+        elif script is not None and "--" not in arguments:
             hint = f"arguments of the script stand after `--`: launch {script} -- {error.option_name} ..."
     problem = Problem(where=command, message=message, hint=hint)
     return show_problems([problem], ExitCode.USAGE, as_json=as_json)

@@ -49,6 +49,9 @@ def launch_prepared(ready: Prepared, options: LaunchOptions) -> int:
         return submit(ready.plan, run, ready.executor, inbox, detach=bool(options.detach), as_json=options.as_json)
 
 
+_STARTERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "run")
+
+
 def _refuse_mistyped(request: Request) -> None:
     """A mistyped command looks like a recipe."""
     if request.target.isidentifier() and not request.script_args and not os.path.lexists(request.target):
@@ -58,6 +61,8 @@ def _refuse_mistyped(request: Request) -> None:
 
         close = get_close_matches(request.target, COMMANDS, n=1)
         hint = f"did you mean `launch {close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
+        if request.target in _STARTERS:
+            hint = "a script is started by its name: launch train.py --nodes 2 -- --lr 1e-3"
         message = "there is no such command, and no such recipe file"
         raise RecipeError([Problem(where=request.target, message=message, hint=hint)])
 

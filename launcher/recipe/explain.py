@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, get_origin
@@ -79,6 +80,9 @@ def _sentence(
         section = section_of(annotation_at(Recipe, keys[:-1])) or Recipe
         within = f" in {dotted(keys[:-1])}" if keys[1:] else ""
         hint = unknown_key_hint(keys[-1], keys[:-1], fields_of(section), options)
+        program = root.entries.get("script") or root.entries.get("module")
+        if program is not None and not keys[1:] and _OF_A_JOB.search(hint):
+            hint = _argument_hint(keys[0], program.value)
         return _key_place(keys, root), f"unknown key {keys[-1]!r}{within}", hint
     node = _node(keys, root)
     if error["type"] == "value_error" and len(errors) == 1:
@@ -88,6 +92,16 @@ def _sentence(
         return _place(keys, root), f"{path}: {show(node)} does not fit", documentation(keys)
     kind = describe(wanted) if section_of(wanted) is None or literals(wanted) else "a section"
     return _place(keys, root), f"{path}: {show(node)} is not {kind}", _hint(keys, node, wanted)
+
+
+_OF_A_JOB = re.compile(r"\b(model|data|train|parallelism|checkpoint)\b")
+
+
+def _argument_hint(key: str, program: Node) -> str:
+    """`lr`, where a script runs and nothing of ours is trained."""
+    if isinstance(program, Scalar) and program.literal:  # a script without a recipe
+        return f"arguments of the script stand after `--`: -- --{key} ..."
+    return f"an argument of the script is args.{key}"
 
 
 def _hint(keys: Keys, node: Node, wanted: Any) -> str:

@@ -174,6 +174,12 @@ def test_a_timeout_that_would_not_reach_a_script_is_an_error(load: Load, fail: F
     assert "duration" in str(problem)
 
 
+@pytest.mark.parametrize("key", ["lr", "epochs", "anything"])
+def test_a_key_that_is_an_argument_of_the_script_is_sent_there(fail: Fail, key: str) -> None:
+    (problem,) = fail(text=SCRIPT, more=f"{key}: 3\n")
+    assert problem.hint == f"an argument of the script is args.{key}"
+
+
 def test_halves_of_a_character_are_joined_and_a_single_one_is_an_error(load: Load, fail: Fail) -> None:
     assert load(text=SCRIPT, more='args: {x: "\\ud83d\\ude00"}\n').recipe.args == {"x": "\U0001f600"}
     (problem,) = fail(text=SCRIPT, more='args: {x: "\\ud83d"}\n')
