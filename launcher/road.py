@@ -24,7 +24,7 @@ from launcher.recipe.paths import expanded, is_file
 from launcher.runs.create import create, new_run_id, record_event, resolved_recipe
 
 if TYPE_CHECKING:
-    from launcher.planning.codefacts import CodeSource
+    from launcher.planning.code import CodeSource
     from launcher.planning.facts import Facts
     from launcher.planning.plan import Plan
     from launcher.recipe.loader import Flags, LoadedRecipe

@@ -141,10 +141,12 @@ def exit_code(status: int) -> int:
 def _members(group: int) -> set[int]:
     """Living processes of a group: those below its leader, and the children of this process that a dead one left."""
     found: set[int] = set()
-    new = {group, *(pid for pid in children() if _group_of(pid) == group)}
+    new = {group}
     while new:
         found |= new
-        new = {child for pid in new for child in _children_of(pid)} - found
+        below = {child for pid in new for child in _children_of(pid)}
+        # After that: whoever of them has died meanwhile has handed his children over.
+        new = (below | {pid for pid in children() if _group_of(pid) == group}) - found
     return {pid for pid in found if _group_of(pid) == group}
 
 

@@ -6,13 +6,13 @@ import dataclasses
 import posixpath
 from typing import TYPE_CHECKING
 
-from launcher.planning.codefacts import CodeSource
+from launcher.planning.code import CodeSource
 from launcher.planning.plan import CodePlan, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.planning.codefacts import CodeFacts
+    from launcher.planning.code import CodeFacts
     from launcher.recipe.loader import LoadedRecipe
 
 CODE = "code"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.planning.codefacts import CodeFacts
+from launcher.planning.code import CodeFacts
 from launcher.planning.interpreters import Interpreter, probe
 
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_")

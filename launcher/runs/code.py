@@ -11,17 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, Refused
-from launcher.planning.codefacts import (
-    CodeChanges,
-    CodeFacts,
-    CodeSource,
-    code_changes,
-    code_roots,
-    file_digest,
-    gather_code,
-    is_link,
-    package_code,
-)
+from launcher.planning.code import CodeChanges, CodeFacts, CodeSource, code_changes, is_link
+from launcher.planning.codefacts import code_roots, file_digest, gather_code, package_code
 from launcher.runs.rundir import RunDir
 
 SAME, CURRENT, UNCHANGED = "same", "current", "unchanged"

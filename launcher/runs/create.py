@@ -31,7 +31,7 @@ from launcher.runs.rundir import RunDir
 if TYPE_CHECKING:
     from random import Random
 
-    from launcher.planning.codefacts import CodeFacts
+    from launcher.planning.code import CodeFacts
     from launcher.planning.facts import Facts
     from launcher.planning.plan import Plan
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.planning.codefacts import CodeChanges, CodeFacts, code_changes
+from launcher.planning.code import CodeChanges, CodeFacts, code_changes
 from launcher.planning.plan import Plan
 from launcher.runs.code import read_code
 from launcher.runs.events import read_events

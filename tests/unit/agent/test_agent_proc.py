@@ -64,6 +64,37 @@ def test_a_group_is_killed_but_for_its_janitor_which_sees_the_end_of_the_others(
     leader.stdin.close()
 
 
+def test_a_janitor_is_spared_though_the_leader_dies_while_his_group_is_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In that moment his children are handed over to this process: they must be found in one place or the other."""
+    leader = subprocess.Popen(
+        [sys.executable, "-c", FAMILY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert leader.stdout is not None
+    assert leader.stdin is not None
+    janitor, other = map(int, leader.stdout.readline().split())
+    real = proc._children_of
+
+    def too_late(pid: int) -> set[int]:
+        if pid == leader.pid and not is_gone(pid):
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return real(pid)
+
+    monkeypatch.setattr(proc, "_children_of", too_late)
+    proc.adopt_orphans()
+    try:
+        proc.kill_group(leader.pid)
+        assert os.waitpid(other, 0)[1] == signal.SIGKILL
+        assert os.waitpid(janitor, 0)[1] == 0, "it has done its work"
+    finally:
+        proc._prctl(proc._PR_SET_CHILD_SUBREAPER, 0)
+        leader.wait()
+        leader.stdout.close()
+        leader.stdin.close()
+
+
 def test_a_janitor_that_does_not_end_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proc, "_JANITOR_S", 0.0)
     argv = [sys.executable, "-c", JANITOR]

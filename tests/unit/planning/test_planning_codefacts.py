@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.planning import codefacts
-from launcher.planning.codefacts import CodeChanges, CodeFacts, CodeSource, code_changes, gather_code, package_code
+from launcher.planning.code import CodeChanges, CodeFacts, CodeSource, code_changes
+from launcher.planning.codefacts import gather_code, package_code
 
 
 @pytest.fixture

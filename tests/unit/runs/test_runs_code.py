@@ -12,7 +12,8 @@ import pytest
 import runs_values as values
 
 from launcher.errors import Refused
-from launcher.planning.codefacts import CodeFacts, CodeSource, gather_code
+from launcher.planning.code import CodeFacts, CodeSource
+from launcher.planning.codefacts import gather_code
 from launcher.planning.codeplan import live_script, with_code
 from launcher.planning.plan import WorkerPlan
 from launcher.runs.code import choose_code, code_of_rerun, copy_changes, read_code, store_code

@@ -7,7 +7,7 @@ from typing import Any
 
 from runs_values import plan
 
-from launcher.planning.codefacts import CodeChanges, CodeFacts
+from launcher.planning.code import CodeChanges, CodeFacts
 from launcher.planning.plan import EnvVar
 from launcher.runs.diff import Row, Side, changed_text, compare
 
