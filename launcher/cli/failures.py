@@ -13,6 +13,9 @@ import click
 
 from launcher.errors import ExitCode, LaunchError, Problem, RecipeError
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of writing that say nothing about the file, so it may be standard output."""
+
 
 def guarded(command: Callable[[], Any], arguments: Sequence[str]) -> int:
     """Call a command and return its exit code, with every failure printed as a user can read it."""
@@ -38,7 +41,7 @@ def guarded(command: Callable[[], Any], arguments: Sequence[str]) -> int:
 
 def _unwritable(error: Exception) -> tuple[Problem, ExitCode] | None:
     """Standard output is a file on a full disk. What else does not fit there is not tried."""
-    if not isinstance(error, OSError) or error.filename is not None:
+    if not isinstance(error, OSError) or error.filename is not None or error.errno not in _NO_ROOM:
         return None
     try:
         os.write(sys.stdout.fileno(), b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from launcher.cli.failures import guarded
 
 LAUNCH = str(Path(sys.executable).with_name("launch"))
 
@@ -95,3 +98,14 @@ def test_a_plan_that_is_none_is_refused(launch: Callable[..., Any]) -> None:
         said = launch("resume", run.name)
         assert said.code == 3
         assert str(run / "plan.json") in said.err
+
+
+def test_an_error_of_the_system_puts_nothing_on_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
+    """Which holds one JSON object, and nothing else."""
+
+    def fails() -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    assert guarded(fails, ["--json"]) == 70
+    (line,) = capfd.readouterr().out.splitlines()
+    assert json.loads(line)["error"]["exit_code"] == 70
