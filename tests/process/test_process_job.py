@@ -116,6 +116,23 @@ def test_a_stop_saves_everywhere_and_resume_ends_with_the_same_weights(
     assert list(losses(run.run.path)) == list(range(1, STEPS + 11))
 
 
+def test_a_resume_on_fewer_nodes_and_one_on_as_many_again_keep_the_batch(
+    launch: Launch, recipe_file: Path, undisturbed: dict[str, Any], command: Command
+) -> None:
+    """F070, F086: by accumulation, which is said."""
+    run = launch(recipe_file)
+    run.wait_for_event("checkpoint_saved", step=40)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.text
+    for nodes, until, said in ((1, 150, "2 -> 1: accumulate 1 -> 2"), (2, STEPS, "1 -> 2: accumulate 2 -> 1")):
+        resumed = command("resume", run.run_id, "--nodes", str(nodes), f"train.until={until} steps")
+        assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+        assert f"ranks {said}, micro-batch 8 -> 8; global batch 16 -> 16" in resumed.stdout
+        assert f"{until}/{until} steps" in resumed.stdout
+    assert run.result["samples_seen"] == undisturbed["samples_seen"]
+    assert list(losses(run.run.path)) == list(range(1, STEPS + 1))
+
+
 def test_the_torchrun_lines_of_the_dry_run_train_the_same(
     recipe_file: Path, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
