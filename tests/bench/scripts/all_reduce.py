@@ -43,6 +43,10 @@ def main() -> None:
         dist.all_reduce(stop)
         time.sleep(0.002)
     dist.destroy_process_group()
+    if os.environ.get("STEP"):
+        # After a DDP step torch 2.13's own end may abort ("terminate called without an active exception"; seen in 3 of
+        # about 40 ends under torchrun). What is measured has been noted.
+        os._exit(0)
 
 
 if __name__ == "__main__":
