@@ -39,6 +39,7 @@ from jobs.trainer import Calendar, Parts, Trainer
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World, check_identity, init_groups, pick_device
 from launcher.errors import LaunchError
+from launcher.quantities import count
 from launcher.runs.events import read_lines
 from launcher.runs.rundir import RunDir
 
@@ -243,7 +244,7 @@ def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes:
         report.say(f"already complete: {step}/{calendar.total_steps} steps in {choice.name}")
         return
     start = "resuming" if choice.name else f"starting with the weights of {init_from}" if init_from else "starting"
-    ranks = "1 rank" if parts.world.size == 1 else f"{parts.world.size} ranks"
+    ranks = count(parts.world.size, "rank")
     report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {ranks}")
 
 

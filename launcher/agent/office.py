@@ -17,6 +17,7 @@ from launcher.agent.loop import Loop
 from launcher.agent.newest import find_newest
 from launcher.agent.result import newest_checkpoint, write_result
 from launcher.planning.plan import Plan
+from launcher.quantities import count
 from launcher.runs.events import Event, EventWriter, read_events
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
@@ -158,7 +159,7 @@ class HeadOffice:
         """A script talks to W&B itself; what it has left here, and the command that uploads it, is named."""
         waiting = [part for part in find_parts(self._run.path / "wandb") if not part.synced]
         if self._plan.worker.kind == "script" and waiting:
-            reason = f"{len(waiting)} part{'s' * (len(waiting) > 1)}"
+            reason = count(len(waiting), "part")
             wandb = {"mode": "offline", "reason": reason, "sync": f"launch sync {self._run.run_id}"}
             self._events.write("tracking", attempt=self._head.attempt, wandb=wandb)
 

@@ -20,6 +20,7 @@ def doctor(as_json: bool, runs_dir: str | None) -> int:
     from launcher.planning.doctor import Level, diagnose
     from launcher.planning.facts import gather_facts, package_version
     from launcher.planning.machine import probe_machine
+    from launcher.quantities import count
     from launcher.recipe.paths import expanded
     from launcher.runs.find import state_root
     from launcher.runs.spy import find_pyspy
@@ -37,9 +38,5 @@ def doctor(as_json: bool, runs_dir: str | None) -> int:
             print(f"{each.level:<7}  {each.what:<{width}}  {each.message}")
             if each.fix:
                 print(f"{'':<7}  {'':<{width}}  fix: {each.fix}")
-        print(f"\n{_count(counts[Level.PROBLEM], 'problem')}, {_count(counts[Level.NOTE], 'note')}")
+        print(f"\n{count(counts[Level.PROBLEM], 'problem')}, {count(counts[Level.NOTE], 'note')}")
     return ExitCode.FINDING if counts[Level.PROBLEM] else ExitCode.DONE
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")

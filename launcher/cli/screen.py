@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.quantities import duration
+
 _REFRESH_S = 0.25
 _CLEAR = b"\r\x1b[2K"
 
@@ -73,15 +75,3 @@ def status_line(run_id: str, state: str, newest: Sequence[Mapping[str, Any]], to
         if time_s > 0 and total_steps and step > timed[0]["step"]:
             parts.append(f"eta {duration((total_steps - step) * time_s / (step - timed[0]['step']))}")
     return "  ".join(parts)
-
-
-def duration(time_s: float) -> str:
-    """A span of time for people: `0.4 s`, `21 s`, `3 min 05 s`, `2 h 10 min`."""
-    if time_s < 10:
-        return f"{time_s:.1f} s"
-    whole = round(time_s)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.screen import duration
 from launcher.errors import ExitCode
+from launcher.quantities import count, duration
 from launcher.runs.report import exit_text, failure_page
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
@@ -81,11 +81,11 @@ def _headline(record: RunRecord, result: Mapping[str, Any]) -> str:
 
 
 def _shape(plan: Plan) -> str:
-    nodes = _count(len(plan.nodes), "node")
+    nodes = count(len(plan.nodes), "node")
     if plan.executor == "local" and len(plan.nodes) > 1:
         together = "both" if len(plan.nodes) == 2 else "all"
         nodes += f" ({together} on this machine: {len(plan.nodes)} agents)"
-    return f"{nodes}   {_count(plan.world_size, 'rank')}   {plan.device}, {plan.backend} over {plan.interface}"
+    return f"{nodes}   {count(plan.world_size, 'rank')}   {plan.device}, {plan.backend} over {plan.interface}"
 
 
 def _progress(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
@@ -148,7 +148,3 @@ def _next(record: RunRecord, plan: Plan, name: str) -> str:
         logs = [f"launch logs {name}"] if record.attempts else []
         commands = [*([f"launch resume {name}"] if plan.resumable else []), *logs, f"launch status {name}"]
     return "Next   " + _GAP.join(commands)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -35,6 +35,7 @@ def sync(run: str, dry_run: bool) -> int:
 
 def _sync_metrics(run: RunDir, plan: Plan, *, exit_code: int, dry_run: bool) -> int:
     from launcher.errors import Problem, Refused
+    from launcher.quantities import count
     from launcher.runs.metrics import read_metrics
     from launcher.runs.sync import (
         FOLDER,
@@ -52,7 +53,7 @@ def _sync_metrics(run: RunDir, plan: Plan, *, exit_code: int, dry_run: bool) -> 
     if not (folder / ORDER).exists():
         raise Refused([Problem(where=run.run_id, message="its tracking never started: there is nothing for W&B")])
     steps = unsent_steps(read_metrics(run.metrics), read_sent(sent_path(folder, "wandb")))
-    instead = f", in place of {len(parts)} offline part{'s' * (len(parts) > 1)}" if parts else ""
+    instead = f", in place of {count(len(parts), 'offline part')}" if parts else ""
     print(f"{run.run_id}: from metrics.jsonl {steps_text(steps)}{instead}", flush=True)
     if dry_run or not steps:
         return 0

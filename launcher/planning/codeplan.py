@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.planning.code import CodeSource
 from launcher.planning.plan import CodePlan, Plan
+from launcher.quantities import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +71,7 @@ def live_script(plan: Plan) -> str | None:
 
 def code_text(code: CodePlan) -> str:
     """What a dry run says about the code."""
-    files = f"{code.files:,} file" + ("" if code.files == 1 else "s")
+    files = count(code.files, "file")
     if code.snapshot:
         return f"a copy of {code.root}: {files}, {_size(code.size_bytes)}; the same for every attempt"
     return f"in {code.root}, not copied: {code.reason}. A change of its {files} stops a resume"

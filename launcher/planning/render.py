@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.planning.codeplan import code_text
 from launcher.planning.program import JOB_MODULE
 from launcher.planning.worker_env import worker_env
+from launcher.quantities import count, ranges
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -40,17 +41,6 @@ def render_plan(plan: Plan, facts: Facts | None = None, *, verbose: bool = False
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """`0-3,8` for 0, 1, 2, 3, 8."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
 def _titled(title: str, lines: Sequence[str]) -> list[str]:
     """A block, or nothing."""
     return [title, *(f"  {line}".rstrip() for line in lines)] if lines else []
@@ -63,13 +53,13 @@ def _summary(plan: Plan, facts: Facts | None) -> list[str]:
         *([("code", code_text(plan.code))] if plan.code is not None else []),
         ("in", plan.worker.cwd),
         ("where", _where(plan)),
-        ("workers", f"{plan.world_size} = {_count(len(plan.nodes), 'node')} x {plan.nproc_per_node} per node"),
+        ("workers", f"{plan.world_size} = {count(len(plan.nodes), 'node')} x {plan.nproc_per_node} per node"),
         ("device", f"{plan.device} ({plan.device_reason}), {plan.backend} over {plan.interface}"),
         ("record", plan.run_dir),
     ]
     if facts is not None:
         torch = "no torch" if facts.torch_version is None else f"torch {facts.torch_version}"
-        machine = f"{facts.hostname}: {_count(facts.num_cpus, 'CPU')}, {_count(len(facts.gpus), 'GPU')}"
+        machine = f"{facts.hostname}: {count(facts.num_cpus, 'CPU')}, {count(len(facts.gpus), 'GPU')}"
         python = "" if facts.interpreter is not None else f", Python {facts.python_version}, {torch}"
         rows.insert(-4, ("machine", f"{machine}{python}"))
         if (found := facts.interpreter) is not None:
@@ -222,7 +212,3 @@ def _text(value: Any) -> str:
 
 def _seconds(time_s: float) -> str:
     return f"{time_s:g} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from launcher.planning.plan import NodePlan
+from launcher.quantities import count
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -79,8 +80,8 @@ def choose_device(recipe: Recipe, facts: Facts, remarks: Remarks) -> Device:
             )
         )
     if not obstacle and resources.nproc_per_node == "auto" and (idle := num_gpus - nproc * nodes):
-        remarks.notes.append(f"{idle} of {_gpus(num_gpus)} stay idle: {nodes} nodes get {nproc} each")
-    reason = "as asked" if resources.device == "cuda" else f"{_gpus(num_gpus)} for {_nodes(nodes)}"
+        remarks.notes.append(f"{idle} of {count(num_gpus, 'GPU')} stay idle: {nodes} nodes get {nproc} each")
+    reason = "as asked" if resources.device == "cuda" else f"{count(num_gpus, 'GPU')} for {count(nodes, 'node')}"
     return Device(name="cuda", reason=reason, nproc_per_node=nproc)
 
 
@@ -107,7 +108,7 @@ def choose_threads(recipe: Recipe, facts: Facts, workers: int, where: str, remar
         return _given_threads("env.OMP_NUM_THREADS", own, "recipe:env.OMP_NUM_THREADS", remarks)
     if exported is not None:
         return _given_threads("OMP_NUM_THREADS", exported, "environment", remarks)
-    return Threads(count=share, value=str(share), origin=f"auto: {facts.num_cpus} CPUs / {workers} worker{_s(workers)}")
+    return Threads(count=share, value=str(share), origin=f"auto: {facts.num_cpus} CPUs / {count(workers, 'worker')}")
 
 
 def place_nodes(recipe: Recipe, facts: Facts, device: Device, address: str, remarks: Remarks) -> tuple[NodePlan, ...]:
@@ -173,7 +174,7 @@ def _why_no_cuda(facts: Facts, nodes: int) -> str:
     if (facts.torch_version or "").endswith("+cpu"):
         return f"torch {facts.torch_version} is built without CUDA"
     if len(facts.gpus) < nodes:
-        return f"{_gpus(len(facts.gpus))} cannot be shared out over {_nodes(nodes)}"
+        return f"{count(len(facts.gpus), 'GPU')} cannot be shared out over {count(nodes, 'node')}"
     return ""
 
 
@@ -187,7 +188,7 @@ def _core_parts(facts: Facts, nodes: int, remarks: Remarks) -> Sequence[tuple[in
         remarks.notes.append(f"a quota of {facts.num_cpus} CPUs holds here, so nodes are not pinned to cores")
         return ((),) * nodes
     if len(cpus) < nodes:
-        remarks.notes.append(f"{nodes} nodes share {len(cpus)} CPU core{_s(len(cpus))}: expect it to be slow")
+        remarks.notes.append(f"{nodes} nodes share {count(len(cpus), 'CPU core')}: expect it to be slow")
         return ((),) * nodes
     size, more = divmod(len(cpus), nodes)
     starts = [node * size + min(node, more) for node in range(nodes + 1)]
@@ -204,20 +205,8 @@ def _given_threads(key: str, text: str, origin: str, remarks: Remarks) -> Thread
 
 
 def _workers(nodes: int, nproc: int) -> str:
-    return f"{nproc} per node x {_nodes(nodes)} = {nodes * nproc} workers"
-
-
-def _nodes(number: int) -> str:
-    return f"{number} node{_s(number)}"
-
-
-def _gpus(number: int) -> str:
-    return f"{number} GPU{_s(number)}"
+    return f"{nproc} per node x {count(nodes, 'node')} = {nodes * nproc} workers"
 
 
 def _are(number: int) -> str:
     return f"is {number}" if number == 1 else f"are {number}"
-
-
-def _s(number: int) -> str:
-    return "" if number == 1 else "s"

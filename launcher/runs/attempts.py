@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.quantities import short_duration
 from launcher.runs.events import Event, time_of
 from launcher.runs.ledger import PARTS, Span, spans
-from launcher.runs.report import short_duration
 from launcher.runs.states import POLICIES, Cause, RunState
 
 _WIDEST = 70

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.planning.plan import Plan
-from launcher.planning.render import ranges
 from launcher.planning.worker_env import worker_env
+from launcher.quantities import ranges
 from launcher.runs.events import Event
 from launcher.runs.rundir import RunDir
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.quantities import count, short_duration
 from launcher.runs.remedies import changed_value
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import POLICIES, Cause, Policy
@@ -100,17 +101,6 @@ def signal_name(signum: int) -> str:
     return signal.Signals(signum).name if signum in {each.value for each in signal.Signals} else f"signal {signum}"
 
 
-def short_duration(time_s: float) -> str:
-    """`0.4s`, `21s`, `3m05s`, `6h12m`, `2d04h`."""
-    if time_s < 10:
-        return f"{time_s:.1f}s"
-    whole = round(time_s)
-    for small, large, size, smaller in (("h", "d", 86400, 3600), ("m", "h", 3600, 60), ("s", "m", 60, 1)):
-        if whole >= size:
-            return f"{whole // size}{large}{whole % size // smaller:02d}{small}"
-    return f"{whole}s"
-
-
 def short_id(run_id: str) -> str:
     """The last four characters, which name a run; an id of another form whole."""
     match = _SHOWN_ID.search(run_id)
@@ -185,11 +175,13 @@ def _then(first: Mapping[str, Any], record: RunRecord) -> list[str]:
         and (each.get("node"), each.get("rank")) != (first.get("node"), first.get("rank"))
     }
     kinds = Counter(map(_kind, others.values()))
-    parts = [f"{_ranks(count)}: {kind}" for kind, count in sorted(kinds.items(), key=lambda each: each[0] == _LOST)]
+    parts = [
+        f"{count(ranks, 'rank')}: {kind}" for kind, ranks in sorted(kinds.items(), key=lambda each: each[0] == _LOST)
+    ]
     killed = 128 + signal.SIGKILL
     known = {rank for _, rank in others} | {first.get("rank")}
     ended = [rank for rank, code in record.exits.items() if code == killed and rank not in known]
-    parts += [f"{_ranks(len(ended))}: ended by the launcher"] if ended else []
+    parts += [f"{count(len(ended), 'rank')}: ended by the launcher"] if ended else []
     return ["; ".join(parts)] if parts else []
 
 
@@ -238,7 +230,3 @@ def _next(first: Mapping[str, Any] | None, record: RunRecord, plan: Plan, change
     elif record.cause is Cause.SETUP or of_values or (of_code and not plan.resumable):
         return [logs]  # the same again would end the same way
     return [f"{again} {run}" + (f" {change}" if change else ""), logs]
-
-
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"

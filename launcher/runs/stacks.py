@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from launcher.quantities import ranges
+
 _LIBRARY = re.compile(
     r"^<|/(site|dist)-packages/(?!jobs/)|/lib/python\d+\.\d+/(?!(site|dist)-packages/)|/launcher/agent/|/agent/launcher/"
 )
@@ -141,19 +143,8 @@ def as_fields(stacks: Iterable[RankStack]) -> list[dict[str, Any]]:
     return [asdict(stack) for stack in stacks]
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """`0-2, 5`."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
-
-
 def _ranks(stacks: Sequence[RankStack]) -> str:
-    return f"rank{'s' * (len(stacks) > 1)} {spans([stack.rank for stack in stacks])}"
+    return f"rank{'s' * (len(stacks) > 1)} {ranges(sorted(stack.rank for stack in stacks), ', ')}"
 
 
 def _state(stacks: Sequence[RankStack]) -> str:

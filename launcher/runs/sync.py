@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.quantities import count
 from launcher.runs.metrics import Record
 
 FOLDER = "tracking"
@@ -103,4 +104,4 @@ def steps_text(steps: Sequence[int]) -> str:
     """`120 steps, 101 to 220`."""
     if not steps:
         return "nothing: every step was sent"
-    return f"{len(steps):,} step{'s' * (len(steps) > 1)}, {steps[0]:,} to {steps[-1]:,}"
+    return f"{count(len(steps), 'step')}, {steps[0]:,} to {steps[-1]:,}"

@@ -10,7 +10,7 @@ import pytest
 import runs_values as values
 from pytest_regressions.file_regression import FileRegressionFixture
 
-from launcher.cli.screen import duration, status_line
+from launcher.cli.screen import status_line
 from launcher.cli.summary import final_block
 from launcher.runs.fold import fold
 
@@ -109,14 +109,6 @@ def test_final_words(case: str, file_regression: FileRegressionFixture) -> None:
 def test_a_run_elsewhere_is_shown_by_its_whole_path() -> None:
     text = final_block(fold([], True, RESULT), RESULT, values.plan(Path("/data/runs")), cwd=Path("/home/ada"))
     assert f"run    /data/runs/{RUN_ID}" in text
-
-
-@pytest.mark.parametrize(
-    ("time_s", "text"),
-    [(0.44, "0.4 s"), (21.2, "21 s"), (59.7, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")],
-)
-def test_durations_are_for_people(time_s: float, text: str) -> None:
-    assert duration(time_s) == text
 
 
 def test_the_live_line() -> None:

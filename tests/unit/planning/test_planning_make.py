@@ -15,7 +15,7 @@ from planning_values import env, facts, job, loaded, origins, plan, script
 from launcher.errors import RecipeError
 from launcher.planning.make import make_plan
 from launcher.planning.plan import PLAN_VERSION, Plan
-from launcher.planning.render import ranges, render_plan
+from launcher.planning.render import render_plan
 
 SIZES = st.tuples(st.integers(1, 12), st.integers(1, 6), st.integers(1, 24), st.integers(0, 16))
 
@@ -224,10 +224,3 @@ def test_run_directory_is_absolute() -> None:
     assert plan(job(), facts()).run_dir == "/home/ada/project/runs/r0"
     elsewhere = make_plan(loaded(job()), facts(), run_id="r0", runs_dir="/data/runs")
     assert elsewhere.run_dir == "/data/runs/r0"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1), "0-1"), ((0, 1, 2, 3, 8, 10, 11), "0-3,8,10-11")]
-)
-def test_numbers_are_shown_as_ranges(numbers: tuple[int, ...], text: str) -> None:
-    assert ranges(numbers) == text

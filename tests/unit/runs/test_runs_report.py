@@ -13,7 +13,7 @@ from pytest_regressions.file_regression import FileRegressionFixture
 from launcher.planning.plan import CodePlan, Limits, NodePlan, Plan
 from launcher.runs.fold import fold
 from launcher.runs.remedies import changed_value
-from launcher.runs.report import failure_page, short_duration, short_id, shown_place
+from launcher.runs.report import failure_page, short_id, shown_place
 from launcher.runs.states import POLICIES, Cause
 
 RUNS = Path("/home/ada/runs")
@@ -177,14 +177,6 @@ def test_page(case: str, file_regression: FileRegressionFixture) -> None:
     record = fold([{"time": AT_S, **event} for event in told], False, ended, run_id=RUN_ID)
     page = failure_page(record, ended or {}, script_plan(**changes), run=f"./runs/{RUN_ID}", clock=lambda _: "03:12:44")
     file_regression.check("\n".join(page) + "\n", extension=".txt", basename=case)
-
-
-@pytest.mark.parametrize(
-    ("time_s", "text"),
-    [(0.44, "0.4s"), (21.2, "21s"), (60, "1m00s"), (185, "3m05s"), (22360, "6h12m"), (187200, "2d04h")],
-)
-def test_durations_are_short(time_s: float, text: str) -> None:
-    assert short_duration(time_s) == text
 
 
 def test_a_run_is_named_by_its_last_four_characters_where_it_has_them() -> None:

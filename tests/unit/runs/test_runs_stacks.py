@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.runs.spy import not_of_run
-from launcher.runs.stacks import Frame, RankStack, Thread, detail, parse_dump, parse_pyspy, place_of, spans, summary
+from launcher.runs.stacks import Frame, RankStack, Thread, detail, parse_dump, parse_pyspy, place_of, summary
 
 TORCH = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 DUMP = """epoch 1 loss 0.3
@@ -104,11 +104,6 @@ def test_a_thread_in_nothing_but_libraries_is_at_its_innermost_call() -> None:
     thread = Thread(name="", main=True, running=None, frames=(frame("wait", TORCH, 5), frame("run", TORCH, 6)))
     assert place_of(thread) == f"{TORCH}:5 in wait"
     assert place_of(Thread(name="", main=True, running=None, frames=())) == "no Python code"
-
-
-@pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([2, 0, 1, 5], "0-2, 5"), ([0, 2], "0, 2")])
-def test_spans(numbers: list[int], text: str) -> None:
-    assert spans(numbers) == text
 
 
 def test_a_number_that_is_another_process_by_now_is_not_looked_at(tmp_path: Path) -> None:

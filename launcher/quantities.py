@@ -1,0 +1,44 @@
+"""Quantities as people read them: counts, ranges, spans of time. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def count(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`, `1,024 nodes`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def ranges(numbers: Iterable[int], separator: str = ",") -> str:
+    """`0-3,8` for 0, 1, 2, 3, 8."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return separator.join("-".join(map(str, run)) for run in runs)
+
+
+def duration(time_s: float) -> str:
+    """In a sentence: `0.4 s`, `21 s`, `3 min 05 s`, `2 h 10 min`."""
+    if time_s < 10:
+        return f"{time_s:.1f} s"
+    whole = round(time_s)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def short_duration(time_s: float) -> str:
+    """In a table or headline: `0.4s`, `21s`, `3m05s`, `6h12m`, `2d04h`."""
+    if time_s < 10:
+        return f"{time_s:.1f}s"
+    whole = round(time_s)
+    for small, large, size, smaller in (("h", "d", 86400, 3600), ("m", "h", 3600, 60), ("s", "m", 60, 1)):
+        if whole >= size:
+            return f"{whole // size}{large}{whole % size // smaller:02d}{small}"
+    return f"{whole}s"
