@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import launcher
+from launcher.agent import proc
 from launcher.errors import Problem
 from launcher.executors.base import JobRef, Observation
 from launcher.planning.plan import Plan, local_agent_argv
@@ -85,7 +86,7 @@ class LocalExecutor:
             # It may have ended, as an interpreter that cannot start does: `observe` sees it, and its log says why.
             with suppress(BrokenPipeError):
                 _say_go(process, attached=attached)
-        ref = JobRef(self.name, f"{socket.gethostname()}:{process.pid}:{_start_time(process.pid)}")
+        ref = JobRef(self.name, f"{socket.gethostname()}:{process.pid}:{proc.start_time(process.pid) or 0}")
         self._children[str(ref)] = process
         return ref
 
@@ -116,7 +117,7 @@ class LocalExecutor:
             return Observation(alive=None, detail=f"{ref} is no job of this place")
         if host != socket.gethostname():
             return Observation(alive=None, detail=f"it runs on {host}, this is {socket.gethostname()}")
-        return Observation(alive=_is_alive(pid, started))
+        return Observation(alive=proc.start_time(pid) == started)
 
     def cancel(self, ref: JobRef, *, signum: int = signal.SIGTERM) -> bool:
         """Signal the supervisor, which passes it on to the agents."""
@@ -212,24 +213,6 @@ def _held_back(*signals: int) -> Iterator[None]:
 def _parse(ref: JobRef) -> tuple[str, int, int]:
     host, pid, started = ref.ident.rsplit(":", 2)
     return host, int(pid), int(started)
-
-
-def _start_time(pid: int) -> int:
-    """Clock ticks since boot: with it, a pid names one process for ever."""
-    return int(_stat(pid)[19])
-
-
-def _is_alive(pid: int, started: int) -> bool:
-    try:
-        stat = _stat(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return int(stat[19]) == started and stat[0] not in "ZX"
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on (field 3 of proc(5))."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _port_holder(port: int) -> str | None:

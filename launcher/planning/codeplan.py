@@ -29,10 +29,10 @@ def code_source(
         return None
     folder = cwd if loaded.source is None else str(loaded.source.parent)
     return CodeSource(
-        root=cwd if recipe.workdir is None else _absolute(folder, recipe.workdir),
-        script=None if recipe.script is None else _absolute(folder, recipe.script),
+        root=cwd if recipe.workdir is None else absolute(folder, recipe.workdir),
+        script=None if recipe.script is None else absolute(folder, recipe.script),
         module=recipe.module,
-        runs_dir=_absolute(cwd, runs_dir),
+        runs_dir=absolute(cwd, runs_dir),
         holds_secret=holds_secret,
     )
 
@@ -77,7 +77,8 @@ def code_text(code: CodePlan) -> str:
     return f"in {code.root}, not copied: {code.reason}. A change of its {files} stops a resume"
 
 
-def _absolute(base: str, path: str) -> str:
+def absolute(base: str, path: str) -> str:
+    """A path as it is seen from a folder, without looking at the disk."""
     return posixpath.normpath(posixpath.join(base, path))
 
 

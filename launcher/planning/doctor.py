@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from launcher.planning.engine import OLDEST_TORCH, supported_torch, supports
+from launcher.planning.engine import OLDEST_TORCH, major_minor, supported_torch, supports, version_text
 from launcher.planning.machine import TOOLS, limits_text
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _torch(machine: Machine) -> Iterator[Diagnosis]:
         message = (
             f"{torch.version} for {python}; the agent knows {supported_torch('and')} and leaves others to torchrun"
         )
-        yield _note("torch", f"{message} (from {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]})", install)
+        yield _note("torch", f"{message} (from {version_text(OLDEST_TORCH)})", install)
     else:
         yield _ok("torch", f"{torch.version} for {python}")
 
@@ -88,7 +88,7 @@ def _gpus(machine: Machine) -> Iterator[Diagnosis]:
     if not driver.gpus:
         yield _ok("GPUs", "none: runs use the CPU")
         return
-    newest = f"CUDA {_version(driver.cuda)}" if driver.cuda else "an unknown CUDA"
+    newest = f"CUDA {version_text(driver.cuda)}" if driver.cuda else "an unknown CUDA"
     names = ", ".join(dict.fromkeys(gpu.name for gpu in driver.gpus))
     yield _ok("GPUs", f"{len(driver.gpus)} ({names}), driver {driver.version}, for up to {newest}")
     for gpu in driver.gpus:
@@ -103,21 +103,23 @@ def _torch_on_gpus(machine: Machine) -> Iterator[Diagnosis]:
     torch, driver = machine.torch, machine.driver
     assert torch is not None
     visible = machine.facts.gpus
-    cuda = _parse(torch.cuda)
+    cuda = major_minor(torch.cuda)
     if torch.cuda is None or cuda is None:
         message = f"{len(driver.gpus)} GPUs, and torch {torch.version} was built without CUDA: runs would use the CPU"
         yield _problem("CUDA", message, "install a CUDA build: https://pytorch.org/get-started/locally")
     elif driver.cuda is not None and driver.cuda[0] < cuda[0]:
         message = f"torch {torch.version} needs CUDA {torch.cuda}, driver {driver.version} runs up to "
         fix = f"a newer driver, or a torch that was built for CUDA {driver.cuda[0]}"
-        yield _problem("CUDA", message + _version(driver.cuda), fix)
+        yield _problem("CUDA", message + version_text(driver.cuda), fix)
     elif torch.fault:
         yield _problem("CUDA", f"torch {torch.version} cannot start it: {torch.fault}", "`nvidia-smi` says more")
     elif torch.devices != len(visible):
         message = f"the driver has {len(visible)} GPUs for us, torch sees {torch.devices}"
         yield _problem("CUDA", message, "look at CUDA_VISIBLE_DEVICES, and at the devices that a container was given")
     elif too_new := [gpu for gpu in driver.gpus if not _has_code(gpu.capability, torch.architectures)]:
-        message = f"torch {torch.version} has no code for {too_new[0].name} (sm_{_joined(too_new[0].capability)})"
+        message = (
+            f"torch {torch.version} has no code for {too_new[0].name} (sm_{''.join(map(str, too_new[0].capability))})"
+        )
         yield _problem("CUDA", f"{message}; it has {', '.join(torch.architectures)}", "a torch for a newer CUDA")
     else:
         yield _ok("CUDA", f"{torch.cuda} in torch, {torch.devices} GPUs that it can use")
@@ -322,19 +324,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
-
-
-def _parse(version: str | None) -> tuple[int, int] | None:
-    parts = (version or "").split(".")
-    return (int(parts[0]), int(parts[1])) if len(parts) >= 2 and all(part.isdecimal() for part in parts[:2]) else None
-
-
-def _version(pair: tuple[int, int]) -> str:
-    return f"{pair[0]}.{pair[1]}"
-
-
-def _joined(pair: tuple[int, int]) -> str:
-    return f"{pair[0]}{pair[1]}"
 
 
 def _size(size_bytes: int) -> str:

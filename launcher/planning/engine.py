@@ -70,20 +70,22 @@ def supports(torch: str) -> bool:
 def supported_torch(word: str) -> str:
     """`2.13 or 2.14`, with that word."""
     minors = range(TORCH_FROM[1], TORCH_BELOW[1])
-    return f" {word} ".join(f"{TORCH_FROM[0]}.{minor}" for minor in minors)
+    return f" {word} ".join(version_text((TORCH_FROM[0], minor)) for minor in minors)
 
 
 def _refusals(facts: Facts, *, script: bool) -> list[Finding]:
     """Why these workers cannot start. Our own interpreter without torch only matters where a run is started."""
     own, here = facts.interpreter is None, of_workers(facts)
     torch = here.torch_version
-    needs = f"workers need torch {_text(OLDEST_TORCH)} or newer, {supported_torch('or')} for fast restarts"
+    needs = f"workers need torch {version_text(OLDEST_TORCH)} or newer, {supported_torch('or')} for fast restarts"
     install = f"{here.python} -m pip install torch"
     if facts.interpreter is not None and facts.interpreter.fault:
         return [Finding("python", f"python: {here.python} cannot be run: {facts.interpreter.fault}")]
     found: list[Finding] = []
     if _release(here.python_version) < OLDEST_PYTHON:
-        message = f"python: {here.python} is Python {here.python_version}; {_text(OLDEST_PYTHON)} or newer is needed"
+        message = (
+            f"python: {here.python} is Python {here.python_version}; {version_text(OLDEST_PYTHON)} or newer is needed"
+        )
         found.append(Finding("python", message, "name an interpreter of a newer environment"))
     if torch is None and not own:
         message = f"python: {here.python} (Python {here.python_version}) has no torch; {needs}"
@@ -98,11 +100,17 @@ def _refusals(facts: Facts, *, script: bool) -> list[Finding]:
     return found
 
 
-def _release(version: str) -> Version:
-    """`2.13.0+cpu` as (2, 13). A version that cannot be read is older than all."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+def major_minor(version: str | None) -> Version | None:
+    """`2.13.0+cpu` as (2, 13); None where it cannot be read."""
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return (int(found[1]), int(found[2])) if found else None
 
 
-def _text(version: Version) -> str:
+def version_text(version: Version) -> str:
+    """`2.13`."""
     return f"{version[0]}.{version[1]}"
+
+
+def _release(version: str) -> Version:
+    """A version that cannot be read is older than all."""
+    return major_minor(version) or (0, 0)

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError, Refused
-from launcher.planning.codeplan import with_code
+from launcher.planning.codeplan import absolute, with_code
 from launcher.planning.engine import Engine, choose_engine, of_workers
 from launcher.planning.network import Network, pick_family, resolve_network
-from launcher.planning.plan import Limits, Plan, Value, local_agent_argv
+from launcher.planning.plan import Limits, Plan, Value, leaves, local_agent_argv
 from launcher.planning.program import placeholders_of, plan_worker
 from launcher.planning.topology import (
     Device,
@@ -54,7 +54,7 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
     threads = choose_threads(recipe, facts, world_size, origins.get("resources.threads", "default"), remarks)
     network = resolve_network(recipe, facts, one_machine=one_machine, origins=origins, remarks=remarks)
     nodes = place_nodes(recipe, facts, device, _own_address(facts), remarks)
-    run_dir = _absolute(facts.cwd, posixpath.join(runs_dir, run_id))
+    run_dir = absolute(facts.cwd, posixpath.join(runs_dir, run_id))
     placeholders = placeholders_of(recipe, run_dir, device.nproc_per_node)
     env = worker_variables(
         recipe,
@@ -69,7 +69,7 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
     check_secrets(recipe, facts, remarks)
     document = recipe.model_dump(mode="json", by_alias=True)
     if remarks.problems:
-        order = {key: index for index, (key, _) in enumerate(_leaves(document))}
+        order = {key: index for index, (key, _) in enumerate(leaves(document))}
         findings = sorted(remarks.problems, key=lambda finding: _rank(finding.key, order))
         raise RecipeError([_placed(finding, loaded) for finding in findings])
     if refusals:
@@ -96,7 +96,7 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
         worker=plan_worker(
             recipe,
             folder=folder,
-            cwd=facts.cwd if recipe.workdir is None else _absolute(folder, recipe.workdir),
+            cwd=facts.cwd if recipe.workdir is None else absolute(folder, recipe.workdir),
             python=facts.python,
             fresh=engine.name == "torchrun",
             placeholders=placeholders,
@@ -134,10 +134,6 @@ def _rank(key: str, order: Mapping[str, int]) -> int:
     return order.get(key, -1)
 
 
-def _absolute(base: str, path: str) -> str:
-    return posixpath.normpath(posixpath.join(base, path))
-
-
 def _own_address(facts: Facts) -> str:
     """How the nodes of one machine reach node 0: over loopback, in the family that there is (F096)."""
     loopback = [item.addresses for item in facts.interfaces if item.loopback and item.addresses]
@@ -168,19 +164,11 @@ def _values(
         "network.master_port": ("auto", "auto: a free port for each attempt"),
         "faults.grace": (f"{GRACE_S:.0f}s", "auto"),
     }
-    for key, value in _leaves(document):
+    for key, value in leaves(document):
         if value == "auto" and key in resolved:
             yield Value(key=key, value=resolved[key][0], origin=resolved[key][1])
         else:
             yield Value(key=key, value=value, origin=origins.get(key, "default"))
-
-
-def _leaves(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in document.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _notes(recipe: Recipe, device: Device, engine: Engine, *, one_machine: bool, resumable: bool) -> Iterator[str]:
@@ -202,8 +190,8 @@ def _notes(recipe: Recipe, device: Device, engine: Engine, *, one_machine: bool,
 
 def _overrides(loaded: LoadedRecipe, facts: Facts, document: Mapping[str, Any], device: Device) -> list[str]:
     """All that separates the recipe file from the recipe of the plan: overrides, and flags written as such."""
-    leaves = dict(_leaves(document))
-    flags = [f"{key}={leaves[key]}" for key, origin in loaded.origins.items() if origin.startswith("flag ")]
+    resolved = dict(leaves(document))
+    flags = [f"{key}={resolved[key]}" for key, origin in loaded.origins.items() if origin.startswith("flag ")]
     if device.name == "cpu" and loaded.recipe.resources.device == "auto" and facts.gpus:
         flags.append("resources.device=cpu")  # a worker alone would see the GPUs that the plan leaves out
     return [*loaded.overrides, *(flag for flag in flags if flag not in loaded.overrides)]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from launcher.planning.engine import major_minor
 from launcher.planning.nccl_names import KNOWN, RENAMED
 from launcher.planning.plan import EnvVar
 from launcher.planning.topology import Finding, Remarks
@@ -104,7 +105,7 @@ def resolve_network(
 
 def current_name(name: str, torch_version: str | None) -> str:
     """The spelling of a variable that this torch reads without complaint (F071). Unknown torch: the newest spelling."""
-    version = _version(torch_version)
+    version = major_minor(torch_version)
     for old, new, since in RENAMED:
         if name in (old, new):
             return new if version is None or version >= since else old
@@ -333,9 +334,3 @@ def _check_gloo_interface(env: Sequence[EnvVar], facts: Facts, remarks: Remarks)
         for name in variable.value.split(","):
             if name not in usable:
                 remarks.problems.append(_no_interface("GLOO_SOCKET_IFNAME", name, facts))
-
-
-def _version(text: str | None) -> tuple[int, int] | None:
-    """Major and minor of `2.13.0+cpu`."""
-    match = re.match(r"(\d+)\.(\d+)", text or "")
-    return (int(match.group(1)), int(match.group(2))) if match else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.planning.code import CodeChanges, CodeFacts, code_changes
-from launcher.planning.plan import Plan
+from launcher.planning.plan import Plan, leaves
 from launcher.runs.code import read_code
 from launcher.runs.events import read_events
 from launcher.runs.fold import fold
@@ -134,16 +134,8 @@ def _comparable(a: CodeFacts | None, b: CodeFacts | None) -> tuple[tuple[CodeFac
 
 
 def _recipe(side: Side) -> dict[str, Any]:
-    leaves = dict(_leaves(side.plan.recipe))
-    return {**leaves, "workdir": leaves.get("workdir") or side.plan.worker.cwd}
-
-
-def _leaves(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in document.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif value not in (None, {}, [], ()):
-            yield f"{prefix}{name}", value
+    given = {key: value for key, value in leaves(side.plan.recipe) if value not in (None, [], ())}
+    return {**given, "workdir": given.get("workdir") or side.plan.worker.cwd}
 
 
 def _code(side: Side) -> dict[str, Any]:
