@@ -5,17 +5,22 @@ launch-<time>-<pid>, the command line:
     resumed {overrides, nodes: [before, now], code: same|current|unchanged, code_sha256, code_kept}
 supervisor-<pid>:
     supervisor_started {pid, host, channel: {address, port}} · agent_lost {node, pid, status} ·
-    supervisor_ended {exit_code}
+    supervisor_ended {exit_code, swept} ·
+    finished {state, cause, exit_code, reason, setup: {number, line, output}}, of a run that ends before it has agents
 node-<k>, the agent of a node:
     agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus, env} ·
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error} ·
-    torchrun_started {attempt, node, pid} · progress {attempt, step}, by what rank 0 prints
+    torchrun_started {attempt, node, pid} · zygote_replaced {node, pid} · head_lost {node, reason} ·
+    progress {attempt, step}, by what rank 0 prints
 head, the head agent:
-    node_joined {node} · waiting {missing, waited_s} · attempt_started {attempt, master_addr, master_port, world_size} ·
-    failure {attempt, node, rank, pid, cause, exit_code, message, place, exception, step, last_words, log, log_line} ·
+    node_joined {node, host} · node_lost {node, host, reason} · stranger_refused {peer, reason} ·
+    waiting {missing, waited_s} · attempt_started {attempt, master_addr, master_port, nodes, resumes_from} ·
+    failure {attempt, node, rank, pid, cause, exit_code, message, place, exception, step, last_words, log, log_line,
+             kept} ·
     stacks_requested {attempt} · attempt_ended {attempt, cause, node, rank, exit_code, message, step} ·
     restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
-    finished {state, cause, exit_code}
+    tracking {attempt, wandb: {mode, reason, sync}}, of what a script has left offline ·
+    finished {state, cause, exit_code, reason}
 script, rank 0, by launch_client:
     progress {attempt, step}
 adapter, rank 0 of a script with `resume: lightning` or `hf`:
@@ -25,8 +30,9 @@ worker, rank 0:
                       world_size, accumulate} ·
     checkpoint_saved {attempt, step, path, time_s, size_bytes, best} · evaluated {attempt, step, time_s} ·
     summary {attempt, step, samples_seen, world_size, weights_sha256, metrics, times: {train_s, eval_s, save_s},
-             samples_per_s, checkpoint, checkpoint_verified} ·
-    tracking {attempt, wandb: {mode, id, dir, sync}}
+             samples_per_s, checkpoint, checkpoint_verified}
+tracking, the process that copies metrics.jsonl to W&B and TensorBoard:
+    tracking {attempt, wandb: {mode, reason, id, dir, url, sync}, tensorboard: {dir}}
 
 Every line also has `time` (seconds since the epoch, of its writer), `event` and `writer`: names that no field may take.
 Standard library only: agents and workers write events too.
