@@ -258,7 +258,7 @@ def runs_root(flag: str | None, recipe: str | None, environment: Mapping[str, st
 
 def refuse(executor: Executor, plan: Plan) -> None:
     """Raise Refused with every reason why a plan cannot run in its place, RecipeError where a secret is in it."""
-    from launcher.planning.leaks import secret_problems
+    from launcher.planning.plan_secrets import secret_problems
 
     redact.remember(plan.secrets)
     if leaks := secret_problems(plan, redact.own()):

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.agent import proc, zygote
+from launcher.agent.last_words import LastWords
 from launcher.agent.logs import LineFile, Stream, prefixed
-from launcher.agent.words import LastWords
 from launcher.agent.workers import KILLED, Attempt, Worker, Workers
 from launcher.planning.worker_env import TORCHRUN_NAMES
 

@@ -15,10 +15,10 @@ from typing import Any
 from launcher.agent import proc, stacks, zygote
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
 from launcher.agent.cgroup import MemoryGroup, memory_group
+from launcher.agent.last_words import LastWords
 from launcher.agent.logs import LineFile, Stream, prefixed
 from launcher.agent.loop import Loop
 from launcher.agent.progress import TELL_EVERY_S, StepClock
-from launcher.agent.words import LastWords
 from launcher.placeholders import attempt_argv
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env

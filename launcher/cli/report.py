@@ -26,10 +26,10 @@ def report(run: str, as_json: bool) -> None:
     from launcher.runs.attempts import attempt_rows, attempts_table, time_table
     from launcher.runs.events import read_events
     from launcher.runs.find import find_run
-    from launcher.runs.ledger import newest_submission, spans, time_parts
     from launcher.runs.load import read_plan, read_record, read_result
     from launcher.runs.report import short_id
     from launcher.runs.states import RunState
+    from launcher.runs.times import newest_submission, spans, time_parts
 
     found = find_run(run)
     record, result, plan = read_record(found, job_alive), read_result(found), read_plan(found)

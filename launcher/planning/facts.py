@@ -1,4 +1,4 @@
-"""Facts: what is true on this machine. The only place that probes; everything after it is pure."""
+"""Facts: what is true on this machine, found by probing; the plan that is made from them is pure."""
 
 from __future__ import annotations
 

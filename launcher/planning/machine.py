@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.planning.facts import Facts
-from launcher.planning.inquiries import Torch, ask_pyspy, ask_torch, resolve
+from launcher.planning.probes import Torch, ask_pyspy, ask_torch, resolve
 from launcher.planning.wandb_login import key_source
 
 TOOLS = ("git", "nvidia-smi", "ip", "sbatch", "srun", "docker", "ssh", "sky")

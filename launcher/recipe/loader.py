@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from launcher.recipe.checks import check_named, check_whole, options_of, typed_options, written_paths
+from launcher.recipe.checks_secrets import check_secrets
 from launcher.recipe.dump import dump_yaml
 from launcher.recipe.explain import explain
 from launcher.recipe.hints import did_you_mean
@@ -41,7 +42,6 @@ from launcher.recipe.nodes import (
 )
 from launcher.recipe.paths import expanded, is_file, is_folder, real, real_but_name
 from launcher.recipe.schema import Recipe
-from launcher.recipe.secretive import check_secrets
 from launcher.recipe.typed import typed
 from launcher.recipe.yamltext import parse_value, parse_yaml
 

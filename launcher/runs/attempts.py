@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from launcher.quantities import short_duration
 from launcher.runs.events import Event, time_of
-from launcher.runs.ledger import PARTS, Span, spans
 from launcher.runs.states import POLICIES, Cause, RunState
+from launcher.runs.times import PARTS, Span, spans
 
 _WIDEST = 70
 

@@ -12,8 +12,8 @@ import runs_values as values
 from fake_executor import STARTS, FakeExecutor
 
 from launcher.planning.facts import Interface
-from launcher.planning.inquiries import Torch
 from launcher.planning.machine import Driver, Machine, Space
+from launcher.planning.probes import Torch
 from launcher.runs.find import all_runs
 from launcher.runs.rundir import RunDir
 from launcher.runs.stacks import Frame, RankStack, Thread

@@ -10,8 +10,8 @@ from planning_values import ETHERNET, LOOPBACK, facts
 
 from launcher.planning.doctor import Diagnosis, Level, diagnose
 from launcher.planning.facts import Gpu
-from launcher.planning.inquiries import Torch
 from launcher.planning.machine import Driver, GpuState, Machine, Space
+from launcher.planning.probes import Torch
 
 GIB = 1 << 30
 SPACE = Space(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.planning.inquiries import ask_pyspy, ask_torch, resolve
 from launcher.planning.machine import limits_text, memory_limit, space_at
+from launcher.planning.probes import ask_pyspy, ask_torch, resolve
 from launcher.planning.wandb_login import key_source, unreachable
 
 ROOT = Path("/")

@@ -1,4 +1,4 @@
-"""The list of events in `launcher.runs.events` is what the program writes: a reader of a run's record can rely on it."""
+"""The list of events in `launcher.runs.events` is what the program writes: a reader of a record can rely on it."""
 
 from __future__ import annotations
 

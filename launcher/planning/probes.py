@@ -1,4 +1,4 @@
-"""Questions to this machine that other processes answer, or a name server: each in bounded time, and never in vain."""
+"""Probes of this machine that other processes answer, or a name server: each in bounded time, and never in vain."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import runs_values as values
 
-from launcher.planning.leaks import secret_problems
 from launcher.planning.plan import Plan, Value
+from launcher.planning.plan_secrets import secret_problems
 from launcher.redact import Redactor
 
 KEY = "canary-0815-cafe"

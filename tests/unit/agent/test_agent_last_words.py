@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.agent.words import LastWords
+from launcher.agent.last_words import LastWords
 
 
 def words(*parts: tuple[bytes, bool]) -> LastWords:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.runs.attempts import attempt_rows, attempts_table, time_table
-from launcher.runs.ledger import PARTS, time_parts
+from launcher.runs.times import PARTS, time_parts
 
 Story = list[dict[str, Any]]
 
