@@ -38,7 +38,9 @@ print(json.dumps({"key": key}), base64.b64encode(f"api:{key}".encode()).decode()
 os.write(1, f"half {key[:20]}".encode()); time.sleep(0.05); os.write(1, f"{key[20:]}\\n".encode())
 os.write(1, b"x" * ((1 << 20) - 10) + key.encode() * 3 + b"\\n")
 run = pathlib.Path(os.environ["LAUNCH_RUN_DIR"])
-(run / f"up.{os.environ['RANK']}.1").write_text(str(os.getpid()))
+note = run / f"up.{os.environ['RANK']}.1"
+note.with_suffix(".tmp").write_text(str(os.getpid()))
+note.with_suffix(".tmp").rename(note)  # whole or not there
 while not (run / "go").exists():
     time.sleep(0.005)
 raise RuntimeError(f"401 for {key}, {licence}")
