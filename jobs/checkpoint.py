@@ -262,9 +262,8 @@ class Checkpoints:
 
     def _failed(self, unfinished: Path, name: str, why: str) -> SaveError:
         if dist.get_rank() == 0:
-            shutil.rmtree(
-                unfinished, ignore_errors=True
-            )  # what is full should not stay full; the next attempt tries too
+            # What is full should not stay full; the next attempt tries too.
+            shutil.rmtree(unfinished, ignore_errors=True)
         return SaveError(f"{name} could not be written to {self.folder}: {why}")
 
     def _prune(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher import redact
+from launcher.agent.loop import Loop
 
 _MAX_LINE_BYTES = 1 << 20
 """A longer "line" (a progress bar that never ends one) is written in pieces."""
@@ -109,6 +110,35 @@ class Stream:
         self._rest = rest
         if line_end:
             self._on_lines(self._redactor.data(whole) + line_end)
+
+
+class Streams:
+    """The streams of one process, each read until it ends."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._open: list[Stream] = []
+
+    def add(self, stream: Stream) -> None:
+        """Read it from now on."""
+        self._open.append(stream)
+
+        def ready() -> None:
+            if not stream.read():
+                self._open.remove(stream)
+                self._end(stream)
+
+        self._loop.add(stream, ready)
+
+    def close(self) -> None:
+        """Read what is still there: the process has ended, and nobody writes any more."""
+        for stream in self._open:
+            self._end(stream)
+        self._open.clear()
+
+    def _end(self, stream: Stream) -> None:
+        self._loop.remove(stream)
+        stream.drain_and_close()
 
 
 def prefixed(lines: bytes, prefix: str) -> bytes:

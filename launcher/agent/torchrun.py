@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from launcher.agent import proc, zygote
 from launcher.agent.last_words import LastWords
-from launcher.agent.logs import LineFile, Stream, prefixed
+from launcher.agent.logs import LineFile, Stream, Streams, prefixed
 from launcher.agent.workers import KILLED, Attempt, Worker, Workers
 from launcher.planning.worker_env import TORCHRUN_NAMES
 
@@ -57,7 +57,9 @@ class TorchrunWorkers(Workers):
         start = self._torchrun(order, name)
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
         self._file = LineFile(self._run.torchrun_log(attempt=order.attempt, node=self._node))
-        self._streams = [self._watch(out_read, is_stderr=False), self._watch(err_read, is_stderr=True)]
+        self._streams = Streams(self._loop)
+        for fd, is_stderr in ((out_read, False), (err_read, True)):
+            self._watch(fd, is_stderr=is_stderr)
         self._send(start, out_write, err_write)
 
     def _torchrun(self, order: Attempt, relay: str) -> zygote.WorkerStart:
@@ -83,23 +85,14 @@ class TorchrunWorkers(Workers):
             python=python,
         )
 
-    def _watch(self, fd: int, *, is_stderr: bool) -> Stream:
+    def _watch(self, fd: int, *, is_stderr: bool) -> None:
         def take(lines: bytes) -> None:
             self._file.write(lines)
             self._words.add(lines, is_stderr=is_stderr)
             if is_stderr:
                 self._console.write(prefixed(lines, f"{self._node}:torchrun"))
 
-        stream = Stream(fd, take)
-
-        def ready() -> None:
-            if not stream.read():
-                self._loop.remove(stream)
-                self._streams.remove(stream)
-                stream.drain_and_close()
-
-        self._loop.add(stream, ready)
-        return stream
+        self._streams.add(Stream(fd, take))
 
     # ---------------------------------------------------------------- relays
 
@@ -176,10 +169,7 @@ class TorchrunWorkers(Workers):
     def _torchrun_ended(self, status: int) -> None:
         """Workers that have begun end with it; those that have not never will, and what it said last is why."""
         self._torchrun_pid = 0
-        for stream in self._streams:
-            self._loop.remove(stream)
-            stream.drain_and_close()
-        self._streams.clear()
+        self._streams.close()
         for local_rank, worker in self._workers.items():
             if local_rank in self._orders and worker.exit_code is None:
                 worker.words = self._words

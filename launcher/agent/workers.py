@@ -16,7 +16,7 @@ from launcher.agent import proc, stacks, zygote
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
 from launcher.agent.cgroup import MemoryGroup, memory_group
 from launcher.agent.last_words import LastWords
-from launcher.agent.logs import LineFile, Stream, prefixed
+from launcher.agent.logs import LineFile, Stream, Streams, prefixed
 from launcher.agent.loop import Loop
 from launcher.agent.progress import TELL_EVERY_S, StepClock
 from launcher.placeholders import attempt_argv
@@ -51,7 +51,7 @@ class Worker:
     log: Path
     error_file: Path
     file: LineFile
-    streams: list[Stream]
+    streams: Streams
     pid: int = 0
     exit_code: int | None = None
     words: LastWords = field(default_factory=LastWords)
@@ -172,7 +172,9 @@ class Workers:
         )
         file = LineFile(log)
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
-        worker = Worker(local_rank=local_rank, rank=rank, log=log, error_file=error_file, file=file, streams=[])
+        worker = Worker(
+            local_rank=local_rank, rank=rank, log=log, error_file=error_file, file=file, streams=Streams(self._loop)
+        )
         for fd, is_stderr in ((out_read, False), (err_read, True)):
             self._watch_stream(worker, fd, is_stderr=is_stderr)
         self._prepared[local_rank] = (start, out_write, err_write)
@@ -203,25 +205,13 @@ class Workers:
             if self._clock is not None and worker.rank == 0:
                 self._clock.feed(fd, data)
 
-        stream = Stream(fd, take, look)
-        worker.streams.append(stream)
-
-        def ready() -> None:
-            if not stream.read():
-                self._loop.remove(stream)
-                worker.streams.remove(stream)
-                stream.drain_and_close()
-
-        self._loop.add(stream, ready)
+        worker.streams.add(Stream(fd, take, look))
 
     def _tell_step(self, step: int) -> None:
         self._events.write("progress", attempt=self._attempt, step=step)
 
     def _ended(self, worker: Worker, status: int) -> None:
-        for stream in worker.streams:
-            self._loop.remove(stream)
-            stream.drain_and_close()
-        worker.streams.clear()
+        worker.streams.close()
         if self._clock is not None:
             self._clock.end() if worker.rank == 0 else self._clock.flush()
         worker.file.close()

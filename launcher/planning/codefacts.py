@@ -204,7 +204,7 @@ def _misses_target(source: CodeSource, files: Mapping[str, os.stat_result]) -> s
         return f"{found} is a link to {behind}, which is no part of it"
     if source.script is None:
         return f"module {source.module} is no file of {source.root}"
-    if source.script is not None and not os.path.lexists(source.script):
+    if not os.path.lexists(source.script):
         return f"there is no {source.script}"
     if places[0].startswith(".."):
         return f"{source.script} lies outside the workdir {source.root}"

@@ -167,7 +167,7 @@ def cpu_quota(root: Path) -> float | None:
 
     `root` is where /proc and /sys are found.
     """
-    quotas = [quota for folder in _cpu_groups(root) if (quota := _quota_of(folder)) is not None]
+    quotas = [quota for folder in control_groups(root, "cpu") if (quota := _quota_of(folder)) is not None]
     return min(quotas, default=None)
 
 
@@ -281,15 +281,19 @@ def parse_git_status(output: str) -> dict[str, Any]:
     return {"sha": sha, "dirty": any(not line.startswith("#") for line in lines)}
 
 
-def _cpu_groups(root: Path) -> list[Path]:
-    """Folders of this process's CPU control groups, each with all its parents that exist."""
+def control_groups(root: Path, controller: str) -> list[Path]:
+    """Folders of this process's control groups of `cpu` or `memory`, v1 and v2, each with all its parents.
+
+    `root` is where /proc and /sys are found. Not every folder has to be there.
+    """
     file = root / "proc/self/cgroup"
     folders: list[Path] = []
     for line in file.read_text().splitlines() if file.exists() else []:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        names = controllers.split(",")
+        if controllers and controller not in names:
             continue
-        for mount in ("", "unified") if not controllers else (controllers, "cpu", "cpu,cpuacct"):
+        for mount in ("", "unified") if not controllers else (controllers, controller, ",".join(sorted(names))):
             base = root / "sys/fs/cgroup" / mount
             below = base / path.lstrip("/")
             folders += [folder for folder in (below, *below.parents) if folder.is_relative_to(base)]

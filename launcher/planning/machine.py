@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.planning.facts import Facts
+from launcher.planning.facts import Facts, control_groups
 from launcher.planning.probes import Torch, ask_pyspy, ask_torch, resolve
 from launcher.planning.wandb_login import key_source
 
@@ -158,16 +158,12 @@ def _is_there(path: Path) -> bool:
 
 def memory_limit(root: Path) -> int | None:
     """The smallest memory limit of this process's control groups, v1 and v2, on the way up; None without one."""
-    limits: list[int] = []
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        names = {"": ("", "unified"), "memory": ("memory",)}.get(controllers, ())
-        for mount in names:
-            base = root / "sys/fs/cgroup" / mount
-            below = base / path.lstrip("/")
-            for folder in (below, *below.parents):
-                if folder.is_relative_to(base):
-                    limits += _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
+    files = [
+        folder / name
+        for folder in control_groups(root, "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")  # v2, v1
+    ]
+    limits = [limit for file in files for limit in _numbers(file)]
     real = [limit for limit in limits if limit < _meminfo(root, "MemTotal")]  # v1 writes a huge one for none
     return min(real, default=None)
 
