@@ -39,9 +39,9 @@ from jobs.trainer import Calendar, Parts, Trainer
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World, check_identity, init_groups, pick_device
 from launcher.errors import LaunchError
-from launcher.quantities import count
 from launcher.runs.events import read_lines
 from launcher.runs.rundir import RunDir
+from launcher.wording import count
 
 registry.load_all()
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.agent.plain import plain
-from launcher.runs.states import Cause
+from launcher.runs.states import Cause, is_signal
+from launcher.wording import first_line, signal_name
 
 STOPPED_EXIT_CODE = 75
 """A worker that was asked to stop and has saved (EX_TEMPFAIL: come back later)."""
@@ -115,12 +116,7 @@ class Failure:
     @property
     def headline(self) -> str:
         """The first line of the message."""
-        return next(iter(self.message.splitlines()), "it ended")
-
-
-def is_signal(exit_code: int) -> bool:
-    """Whether an exit code is a shell's 128 + n. Above that it is a program's own: `sys.exit(-1)` gives 255."""
-    return 128 < exit_code <= 128 + signal.SIGRTMAX
+        return first_line(self.message) or "it ended"
 
 
 def classify(
@@ -169,10 +165,7 @@ def describe(exit_code: int, error: dict[str, Any] | None) -> str:
         half = _MAX_MESSAGE // 2  # the end counts too: an error of another process is passed on with its traceback
         return f"{plain(text[:half])} ... ({len(text):,} characters) ... {plain(text[-half:])}"
     if is_signal(exit_code):
-        try:
-            return f"killed by {signal.Signals(exit_code - 128).name}"
-        except ValueError:
-            return f"killed by signal {exit_code - 128}"
+        return f"killed by {signal_name(exit_code - 128)}"
     return f"exited with code {exit_code}"
 
 

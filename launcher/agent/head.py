@@ -17,10 +17,10 @@ from enum import StrEnum
 from signal import SIGKILL
 from typing import Any
 
-from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, is_signal
+from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
 from launcher.agent.effects import Effect, Finish, Record, Say, Send
 from launcher.agent.restarts import decide
-from launcher.runs.states import Cause, RunState
+from launcher.runs.states import Cause, RunState, is_signal
 
 _KILLED = 128 + SIGKILL
 SETTLE_S = 1.0

@@ -17,12 +17,12 @@ from launcher.agent.loop import Loop
 from launcher.agent.newest import find_newest
 from launcher.agent.result import newest_checkpoint, write_result
 from launcher.planning.plan import Plan
-from launcher.quantities import count
 from launcher.runs.events import Event, EventWriter, read_events
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 from launcher.runs.steps import newest_step
 from launcher.runs.sync import find_parts
+from launcher.wording import count
 
 _TICK_S = 0.25
 _MAX_REFUSALS = 100

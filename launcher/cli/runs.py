@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.executors.base import job_alive
+from launcher.wording import first_line, shortened
 
 if TYPE_CHECKING:
     from launcher.executors.base import Executor, JobRef
@@ -183,7 +184,7 @@ def _uploaded(tracking: Mapping[str, Any]) -> list[str]:
 def _failure(event: Mapping[str, Any]) -> str:
     return (
         f"attempt {event.get('attempt')}   rank {event.get('rank')} on node {event.get('node')}   "
-        f"{event.get('cause')}   {_first_line(event.get('message'))}"
+        f"{event.get('cause')}   {shortened(first_line(event.get('message')), _MESSAGE_WIDTH)}"
     ).rstrip()
 
 
@@ -191,12 +192,6 @@ def _asked_to_end(event: Mapping[str, Any], record: RunRecord) -> bool:
     """A worker that knows nothing of stops: TERM ends it, as it was meant to."""
     by_term = event.get("message") == "killed by SIGTERM" and event.get("attempt") == record.attempts
     return by_term and record.stop_reason is not None
-
-
-def _first_line(text: object) -> str:
-    """All of it is in the log of the rank, and in `launch report`."""
-    line = next(iter(str(text or "").splitlines()), "")
-    return line if len(line) <= _MESSAGE_WIDTH else f"{line[:_MESSAGE_WIDTH]} ..."
 
 
 def _row(pointer: Pointer) -> dict[str, Any]:

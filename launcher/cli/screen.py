@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.quantities import duration
+from launcher.wording import duration
 
 _REFRESH_S = 0.25
 _CLEAR = b"\r\x1b[2K"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ExitCode
-from launcher.quantities import count, duration
-from launcher.runs.report import exit_text, failure_page
+from launcher.runs.report import exit_text, failure_page, newest_saved, total_time_s
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
+from launcher.wording import count, duration
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
@@ -72,9 +72,7 @@ def _indented(*lines: str) -> Iterable[str]:
 
 
 def _headline(record: RunRecord, result: Mapping[str, Any]) -> str:
-    total_s = result.get("time", {}).get("total_s")
-    if total_s is None and record.started_s is not None and record.ended_s is not None:
-        total_s = record.ended_s - record.started_s
+    total_s = total_time_s(record, result)
     line = f"{record.run_id}  {record.state}" + (f" in {duration(total_s)}" if total_s is not None else "")
     why = "" if record.state is RunState.SUCCEEDED else record.sentence
     return f"{line}: {why}" if why else line
@@ -125,7 +123,7 @@ def _place(record: RunRecord, result: Mapping[str, Any], plan: Plan, cwd: Path) 
     if record.state is RunState.SUCCEEDED and checkpoint.get("best") is not None:
         verified = ", verified" if checkpoint.get("verified") else ""
         return f"{line}{_GAP}best checkpoint: step-{checkpoint['best']}{verified}"
-    newest = checkpoint.get("latest") or (record.checkpoints[-1].get("step") if record.checkpoints else None)
+    newest = newest_saved(record, result)
     return f"{line}{_GAP}checkpoint: step-{newest}" if newest is not None else line
 
 

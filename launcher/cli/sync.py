@@ -35,7 +35,6 @@ def sync(run: str, dry_run: bool) -> int:
 
 def _sync_metrics(run: RunDir, plan: Plan, *, exit_code: int, dry_run: bool) -> int:
     from launcher.errors import Problem, Refused
-    from launcher.quantities import count
     from launcher.runs.metrics import read_metrics
     from launcher.runs.sync import (
         FOLDER,
@@ -48,6 +47,7 @@ def _sync_metrics(run: RunDir, plan: Plan, *, exit_code: int, dry_run: bool) -> 
         unsent_steps,
     )
     from launcher.runs.upload import UploadError, upload_metrics
+    from launcher.wording import count
 
     folder, parts = run.path / FOLDER, find_parts(run.path / "wandb")
     if not (folder / ORDER).exists():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.planning.code import CodeSource
 from launcher.planning.plan import CodePlan, Plan
-from launcher.quantities import count
+from launcher.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

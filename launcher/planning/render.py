@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.planning.codeplan import code_text
 from launcher.planning.program import JOB_MODULE
 from launcher.planning.worker_env import worker_env
-from launcher.quantities import count, ranges
+from launcher.wording import count, ranges
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts

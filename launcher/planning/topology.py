@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from launcher.planning.plan import NodePlan
-from launcher.quantities import count
+from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts

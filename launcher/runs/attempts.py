@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.quantities import short_duration
 from launcher.runs.events import Event, time_of
 from launcher.runs.states import POLICIES, Cause, RunState
 from launcher.runs.times import PARTS, Span, spans
+from launcher.wording import first_line, short_duration, shortened
 
 _WIDEST = 70
 
@@ -49,7 +49,7 @@ def attempts_table(rows: Sequence[AttemptRow]) -> str:
             "-" if row.start_step is None else f"{row.start_step:,}",
             "-" if row.end_step is None else f"{row.end_step:,}",
             "-" if row.time_s is None else short_duration(row.time_s),
-            row.ended_by if len(row.ended_by) <= _WIDEST else f"{row.ended_by[:_WIDEST]} ...",
+            shortened(row.ended_by, _WIDEST),
         )
         for row in rows
     ]
@@ -93,7 +93,7 @@ def _ended_by(span: Span, stops: Sequence[str]) -> str:
             return f"stopped: {stops[-1]}" if stops else "stopped"
         return "finished" if state == RunState.SUCCEEDED else _sentence(ended.get("cause"))
     rank, node = ended.get("rank"), ended.get("node")
-    message = next(iter(str(ended.get("message") or "").splitlines()), "")
+    message = first_line(ended.get("message"))
     who = "" if not isinstance(rank, int) else f"rank {rank}: " if rank >= 0 else ""
     return f"{who}{message or _sentence(ended.get('cause'))}" or f"node {node}"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
-from launcher.quantities import ranges
 from launcher.runs.events import Event
 from launcher.runs.rundir import RunDir
+from launcher.wording import ranges
 
 _MADE: Mapping[str, str] = {
     "CUDA_VISIBLE_DEVICES": "plan: the GPUs of its node",

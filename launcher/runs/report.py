@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.quantities import count, short_duration
 from launcher.runs.remedies import changed_value
 from launcher.runs.rundir import RunDir
-from launcher.runs.states import POLICIES, Cause, Policy
+from launcher.runs.states import POLICIES, Cause, Policy, is_signal
+from launcher.wording import count, first_line, short_duration, shortened, signal_name
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
@@ -48,9 +48,8 @@ def failure_page(
         lines += _labelled("then", _then(first, record))
     else:
         lines += _labelled("why", list(filter(None, [str(result.get("reason") or record.reason)])))
-    if (
-        not (record.attempts and result) and record.cause is not Cause.SETUP
-    ):  # what there is, is what the agents' own Python said
+    if not (record.attempts and result) and record.cause is not Cause.SETUP:
+        # What there is, is what the agents' own Python said.
         lines += _labelled("log", [f"{run}/logs/{RunDir(Path(run)).agents_log.name}"])
     lines += _labelled("policy", _policy(policy, record, result, plan))
     lines += _labelled("kept", _kept(record, result, plan))
@@ -72,9 +71,7 @@ def headline(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
     """`lora-8b-1130-1412-m3xd  FAILED: CUDA out of memory, step 4,180, after 6h12m   exit 1 (the script's own)`."""
     step = (result.get("first_failure") or {}).get("step")
     step = record.step if step is None else step
-    total_s = (result.get("time") or {}).get("total_s")
-    if total_s is None and record.started_s is not None and record.ended_s is not None:
-        total_s = record.ended_s - record.started_s
+    total_s = total_time_s(record, result)
     parts = [
         f"{record.run_id}  {record.state}: {record.sentence}",
         "" if step is None else f"step {step:,}",
@@ -84,21 +81,30 @@ def headline(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
     return ", ".join(filter(None, parts)) + (f"   exit {code}" if code else "")
 
 
+def total_time_s(record: RunRecord, result: Mapping[str, Any]) -> float | None:
+    """How long a run took, by its result or, of one that wrote none, by its events."""
+    known: float | None = (result.get("time") or {}).get("total_s")
+    if known is None and record.started_s is not None and record.ended_s is not None:
+        return record.ended_s - record.started_s
+    return known
+
+
+def newest_saved(record: RunRecord, result: Mapping[str, Any]) -> int | None:
+    """The step of the newest checkpoint, by its result or by its events."""
+    latest: int | None = (result.get("checkpoint") or {}).get("latest")
+    return latest or (record.checkpoints[-1].get("step") if record.checkpoints else None)
+
+
 def exit_text(record: RunRecord, plan: Plan) -> str:
     """The exit code, and whose it is; empty where it is not known, or 0."""
     code = record.exit_code
     if not code:
         return ""
-    if 128 < code <= 128 + signal.SIGRTMAX:
+    if is_signal(code):
         return f"{code} (128 + {signal_name(code - 128)})"
     if not record.attempts or record.cause in (Cause.NODE_LOST, Cause.RENDEZVOUS, Cause.INTERNAL):
         return str(code)
     return f"{code} ({'the script' if plan.worker.kind == 'script' else 'the worker'}'s own)"
-
-
-def signal_name(signum: int) -> str:
-    """`SIGKILL`, or `signal 33` for one without a name."""
-    return signal.Signals(signum).name if signum in {each.value for each in signal.Signals} else f"signal {signum}"
 
 
 def short_id(run_id: str) -> str:
@@ -157,7 +163,7 @@ def _message(first: Mapping[str, Any]) -> list[str]:
         of = f" ({used['used']} of {whole['all']} in use)" if same and used and whole else ""
         return [f"{name}: tried to allocate {asked['asked']}{of}"]
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
-    cut = [line if len(line) <= _LINE_WIDTH else f"{line[:_LINE_WIDTH]} ..." for line in lines]
+    cut = [shortened(line, _LINE_WIDTH) for line in lines]
     if len(cut) <= _MESSAGE_LINES:
         return cut
     if _TRACEBACK in message:  # of a process of its own, passed on: what that has raised stands at the end
@@ -191,8 +197,7 @@ _LOST = "lost peer (consequence)"
 def _kind(failure: Mapping[str, Any]) -> str:
     if failure.get("cause") == Cause.PEER_LOST.value:
         return _LOST
-    line = next(iter(str(failure.get("message") or "").splitlines()), "")
-    return line if len(line) <= 80 else f"{line[:80]} ..."
+    return shortened(first_line(failure.get("message")), 80)
 
 
 def _policy(policy: Policy | None, record: RunRecord, result: Mapping[str, Any], plan: Plan) -> list[str]:
@@ -207,7 +212,7 @@ def _kept(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> list[str]
     if record.cause is Cause.CHECKPOINT:
         return []  # what is there is just what could not be used
     checkpoint = result.get("checkpoint") or {}
-    newest = checkpoint.get("latest") or (record.checkpoints[-1].get("step") if record.checkpoints else None)
+    newest = newest_saved(record, result)
     if newest is not None:
         return [f"step {newest:,}: launch path {short_id(record.run_id)} --checkpoint latest"]
     if checkpoint.get("path"):

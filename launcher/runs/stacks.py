@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.quantities import ranges
+from launcher.wording import ranges
 
 _LIBRARY = re.compile(
     r"^<|/(site|dist)-packages/(?!jobs/)|/lib/python\d+\.\d+/(?!(site|dist)-packages/)|/launcher/agent/|/agent/launcher/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -155,3 +156,8 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     **{state: frozenset({RunState.SUBMITTED}) for state in FINAL},
 }
 """Where a run may go from a state. Out of a final one only a person leads, by `launch resume`."""
+
+
+def is_signal(exit_code: int) -> bool:
+    """Whether an exit code is a shell's 128 + n. Above that it is a program's own: `sys.exit(-1)` gives 255."""
+    return 128 < exit_code <= 128 + signal.SIGRTMAX

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.quantities import count
 from launcher.runs.metrics import Record
+from launcher.wording import count
 
 FOLDER = "tracking"
 """In the run directory: what was sent, and what the trackers print."""

@@ -1,10 +1,10 @@
-"""Quantities as people read them."""
+"""How things are put for people."""
 
 from __future__ import annotations
 
 import pytest
 
-from launcher.quantities import count, duration, ranges, short_duration
+from launcher.wording import count, duration, first_line, ranges, short_duration, shortened, signal_name
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes"), (1024, "1,024 nodes")])
@@ -34,3 +34,16 @@ def test_durations_are_for_people(time_s: float, text: str) -> None:
 )
 def test_durations_are_short(time_s: float, text: str) -> None:
     assert short_duration(time_s) == text
+
+
+def test_signals_have_names_where_they_have_one() -> None:
+    assert (signal_name(9), signal_name(33)) == ("SIGKILL", "signal 33")
+
+
+@pytest.mark.parametrize(("text", "line"), [(None, ""), ("", ""), ("one", "one"), ("one\ntwo", "one")])
+def test_first_lines(text: str | None, line: str) -> None:
+    assert first_line(text) == line
+
+
+def test_long_texts_are_cut() -> None:
+    assert (shortened("abcd", 4), shortened("abcde", 4)) == ("abcd", "abcd ...")

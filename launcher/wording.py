@@ -1,7 +1,8 @@
-"""Quantities as people read them: counts, ranges, spans of time. Standard library only."""
+"""How things are put for people: counts, ranges, spans of time, signals, long texts. Standard library only."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 
@@ -42,3 +43,18 @@ def short_duration(time_s: float) -> str:
         if whole >= size:
             return f"{whole // size}{large}{whole % size // smaller:02d}{small}"
     return f"{whole}s"
+
+
+def signal_name(signum: int) -> str:
+    """`SIGKILL`, or `signal 33` for one without a name."""
+    return signal.Signals(signum).name if signum in {each.value for each in signal.Signals} else f"signal {signum}"
+
+
+def first_line(text: object) -> str:
+    """Of a message; empty for None."""
+    return next(iter(str(text or "").splitlines()), "")
+
+
+def shortened(text: str, width: int) -> str:
+    """So many characters, and `...` in place of the rest."""
+    return text if len(text) <= width else f"{text[:width]} ..."
