@@ -224,3 +224,8 @@ def test_documented_installs_are_the_tested_versions() -> None:
     installs = [each for each in COMMANDS if each.text.startswith("pip install")]
     assert installs
     assert [each for each in installs if "-c constraints.txt" not in each.text] == []
+
+
+def test_the_table_of_the_training_job_names_its_modules() -> None:
+    text = (ROOT / "jobs" / "README.md").read_text("utf-8")
+    assert [path.name for path in (ROOT / "jobs").glob("[!_]*.py") if f"`{path.name}`" not in text] == []
