@@ -13,6 +13,7 @@ from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
 from launcher.runs.events import Event
 from launcher.runs.rundir import RunDir
+from launcher.runs.times import newest_submission
 from launcher.wording import ranges
 
 _MADE: Mapping[str, str] = {
@@ -146,7 +147,7 @@ def _place(plan: Plan, origins: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _nodes(plan: Plan, events: Sequence[Event]) -> Iterator[Row]:
-    bound = {event.get("node"): event for event in _now(events) if event["event"] == "node_bound"}
+    bound = {event.get("node"): event for event in newest_submission(events) if event["event"] == "node_bound"}
     for node in plan.nodes:
         found = bound.get(node.index, {})
         cpus, gpus = found.get("cpus", node.cpus), found.get("gpus", node.gpus)
@@ -205,7 +206,7 @@ def _both(first: str | None, last: str | None) -> str:
 
 def _environment(plan: Plan, events: Sequence[Event], rank: int) -> dict[str, str]:
     node, local_rank = divmod(rank, plan.nproc_per_node)
-    now = _now(events)
+    now = newest_submission(events)
     begun = [event for event in now if event["event"] == "attempt_started"]
     bound = [event.get("env", {}) for event in now if event["event"] == "node_bound" and event["node"] == node]
     newest: Event = begun[-1] if begun else {"attempt": 1, "master_addr": plan.nodes[0].address, "master_port": 0}
@@ -220,7 +221,7 @@ def _environment(plan: Plan, events: Sequence[Event], rank: int) -> dict[str, st
         master_addr=newest["master_addr"],
         master_port=newest["master_port"],
         error_file=str(log.with_suffix(".error.json")),
-        newest=newest.get("newest"),
+        newest=newest.get("resumes_from"),
     )
     environment = {**(bound[-1] if bound else {}), **environment}
     if plan.engine == "torchrun":
@@ -258,12 +259,6 @@ def _made_by(plan: Plan, name: str) -> str:
         return "network.master_port"
     beginnings = [known for known in _MADE if name.startswith(known)]
     return _MADE[max(beginnings, key=len)] if beginnings else "agent"
-
-
-def _now(events: Sequence[Event]) -> Sequence[Event]:
-    """Those of the newest launch or resume."""
-    begun = [index for index, event in enumerate(events) if event["event"] in ("created", "resumed")]
-    return events[begun[-1] :] if begun else events
 
 
 def _endpoint(host: str, port: int) -> str:

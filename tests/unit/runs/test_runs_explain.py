@@ -91,6 +91,12 @@ def test_a_rank_is_told_exactly_what_it_gets(rank: int) -> None:
     assert rows == {**given, **expected, "HF_TOKEN": "***"}
 
 
+def test_the_checkpoint_that_a_script_goes_on_from_is_shown() -> None:
+    found = [*EVENTS, {**STARTED, "attempt": 3, "master_port": 40004, "resumes_from": "/data/out/checkpoint-500"}]
+    rows = {row.name: row.value for row in rank_environment(make_plan(), found, 1)}
+    assert rows["LAUNCH_RESUME_FROM"] == "/data/out/checkpoint-500"
+
+
 def test_the_budget_of_a_resumed_run_is_fresh() -> None:
     resumed = [*EVENTS, {"event": "resumed"}, {**STARTED, "attempt": 3, "master_port": 40004}]
     rows = {row.name: row.value for row in rank_environment(make_plan(), resumed, 0)}
