@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 from memory_groups import make_memory_group
+from testcluster import checks
+from testcluster.layout import Cluster, ClusterError, default_scratch
 
 SCRUBBED_PREFIXES = ("LAUNCH_", "NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "TP_", "WANDB_", "SLURM_", "XDG_")
 SCRUBBED_NAMES = frozenset(
@@ -66,11 +68,22 @@ def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
 
 
+def _has_slurm() -> bool:
+    """Whether the test cluster can be started: all installed, and no real SLURM that it would be in the way of."""
+    try:
+        checks.refuse(Cluster(default_scratch()))
+    except ClusterError:
+        return False
+    return _has_netns()
+
+
 NEEDS = {
     "netns": Need("network namespaces", cache(_has_netns), "needs root and iproute2 (as root: make test-deps)"),
     "cgroup": Need("memory cgroups", cache(_has_cgroup), "needs root and a memory controller to divide"),
     "gpu": Need("CUDA and NCCL", cache(_has_gpu), "there is no GPU; plans for GPUs are tested, their runs are not"),
-    "slurm": Need("SLURM", lambda: False, "not in this version"),
+    "slurm": Need(
+        "SLURM", cache(_has_slurm), f"needs root, no SLURM that is configured already, and as root: {checks.INSTALL}"
+    ),
     "docker": Need("Docker", lambda: False, "not in this version"),
 }
 
@@ -180,6 +193,12 @@ def _nothing_left(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 def processes_of() -> Callable[[str], list[int]]:
     """`processes_of(run_id)`: pids of all that belong to a run, on the whole machine."""
     return lambda run_id: processes_with("LAUNCH_RUN_ID", run_id)
+
+
+@pytest.fixture(name="processes_with")
+def _processes_with() -> Callable[[str, str], list[int]]:
+    """`processes_with(variable, value)`: pids of all that were started with it."""
+    return processes_with
 
 
 def processes_with(name: str, value: str) -> list[int]:

@@ -78,6 +78,8 @@ MinJobAge=300
 JobRequeue=1
 
 SchedulerType=sched/backfill
+# Nobody waits here: by default a job is looked at after 3 s, preemption goes on after half a minute.
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU={MEMORY_PER_NODE_MB // (2 * cpus)}

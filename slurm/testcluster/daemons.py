@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -49,11 +50,16 @@ def daemons_of(cluster: Cluster) -> list[Daemon]:
                 *("--no-defaults", "--user=root", f"--datadir={database}", f"--socket={cluster.database_socket}"),
                 *("--skip-networking", f"--pid-file={database}/pid", "--innodb-flush-log-at-trx-commit=0"),
             ),
-            lambda: problem_of(
+            lambda: _unanswered(
                 cluster, "mariadb", "--no-defaults", f"--socket={cluster.database_socket}", "-e", "SELECT 1"
             ),
         ),
-        Daemon("slurmdbd", controller, ("-D",), lambda: problem_of(cluster, "sacctmgr", "-n", "show", "cluster")),
+        Daemon(
+            "slurmdbd",
+            controller,
+            ("-D",),
+            lambda: _closed(controller, 6819) or _unanswered(cluster, "sacctmgr", "-n", "show", "cluster"),
+        ),
     ]
     return [
         Daemon(
@@ -64,10 +70,15 @@ def daemons_of(cluster: Cluster) -> list[Daemon]:
                 *("--foreground", "--force", f"--key-file={munge}/key", f"--socket={cluster.munge_socket}"),
                 *(f"--pid-file={munge}/pid", f"--seed-file={munge}/seed"),
             ),
-            lambda: problem_of(cluster, "munge", "-n", f"--socket={cluster.munge_socket}"),
+            lambda: _unanswered(cluster, "munge", "-n", f"--socket={cluster.munge_socket}"),
         ),
         *(accounting if cluster.accounting else []),
-        Daemon("slurmctld", controller, ("-D",), lambda: problem_of(cluster, "scontrol", "show", "config")),
+        Daemon(
+            "slurmctld",
+            controller,
+            ("-D",),
+            lambda: _closed(controller, 6817) or _unanswered(cluster, "scontrol", "ping"),
+        ),
         *(Daemon("slurmd", host, ("-D", "-N", host.name), lambda: "") for host in cluster.node_hosts),
     ]
 
@@ -85,7 +96,7 @@ def start_missing(cluster: Cluster) -> list[str]:
         _wait(daemon.problem, cluster, started)
         if daemon.program == "slurmdbd" and not output_of(cluster, "sacctmgr", "-nP", "show", "cluster"):
             output_of(cluster, "sacctmgr", "-i", "add", "cluster", "dev")
-    _wait(lambda: ", ".join(nodes_not_ready(cluster)), cluster, started)
+    _wait(lambda: _unanswered(cluster, "sinfo") or ", ".join(nodes_not_ready(cluster)), cluster, started)
     return list(started)
 
 
@@ -111,18 +122,9 @@ def output_of(cluster: Cluster, *command: str) -> str:
     return done.stdout.strip()
 
 
-def problem_of(cluster: Cluster, *command: str) -> str:
-    """What keeps a client from its answer; empty where it gets one."""
-    try:
-        output_of(cluster, *command)
-    except ClusterError as error:
-        return str(error)
-    return ""
-
-
 def end_all(cluster: Cluster) -> None:
     """End what runs on the machines: the daemons at once (their state goes too), jobs after they were asked to."""
-    programs = {daemon.program for daemon in daemons_of(cluster)} | {"slurmstepd"}
+    programs = {daemon.program for daemon in daemons_of(cluster)} | {"slurmstepd", "srun"}
     _signal(cluster, signal.SIGKILL, lambda running: running.program in programs)
     _signal(cluster, signal.SIGTERM, lambda _: True)
     deadline_s = time.monotonic() + LEAVE_S
@@ -174,6 +176,24 @@ def _wait(problem: Callable[[], str], cluster: Cluster, started: dict[str, subpr
                 f"after {READY_S:.0f} s: {said}{_last_lines(cluster, next(reversed(started), 'slurmctld'))}"
             )
         time.sleep(POLL_S)
+
+
+def _unanswered(cluster: Cluster, *command: str) -> str:
+    """What keeps a client from its answer; empty where it gets one."""
+    try:
+        output_of(cluster, *command)
+    except ClusterError as error:
+        return str(error)
+    return ""
+
+
+def _closed(host: Host, port: int) -> str:
+    """That nobody listens there; empty where somebody does. SLURM's own clients would try for seconds."""
+    try:
+        socket.create_connection((host.address, port), timeout=POLL_S).close()
+    except OSError as error:
+        return f"{host.name} ({host.address}), port {port}: {error}"
+    return ""
 
 
 def _last_lines(cluster: Cluster, name: str) -> str:

@@ -1,0 +1,66 @@
+"""The test cluster in the hands of tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+COMMAND = Path(__file__).parents[2] / "slurm" / "cluster"
+LIMIT_S = 90.0
+
+
+class SlurmCluster:
+    """`slurm/cluster` with a scratch folder, and the clients of SLURM."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.config = scratch / "etc" / "slurm.conf"
+
+    def command(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """`slurm/cluster ...`, whatever comes of it."""
+        return subprocess.run(
+            [COMMAND, *arguments], capture_output=True, text=True, check=False, env=os.environ | variables
+        )
+
+    def up(self, *options: str) -> str:
+        done = self.command("up", "--scratch", str(self.scratch), *options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def down(self) -> str:
+        done = self.command("down")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def run(self, *argv: str) -> str:
+        """What a client prints that has to succeed."""
+        done = self.command("run", *argv)
+        assert done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, script: str, *flags: str) -> str:
+        """Submit a batch script; its job id."""
+        file = Path(tempfile.mkstemp(suffix=".sh")[1])
+        file.write_text(f"#!/bin/bash\n{script}")
+        return self.run("sbatch", "--parsable", "--output=/dev/null", *flags, str(file))
+
+    def state_of(self, job: str) -> str:
+        return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T")
+
+    def wait_for(self, job: str, state: str) -> None:
+        self.wait_until(lambda: self.state_of(job) == state, lambda: f"job {job} is {self.state_of(job)}")
+
+    def wait_until(self, has_happened: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+        deadline_s = time.monotonic() + LIMIT_S
+        while not has_happened():
+            assert time.monotonic() < deadline_s, f"after {LIMIT_S:.0f} s: {otherwise()}"
+            time.sleep(0.1)
+
+    def pids(self) -> dict[tuple[str, str], int]:
+        """(machine, program) -> pid, as `status` says."""
+        lines = [line.split() for line in self.command("status").stdout.splitlines()]
+        return {(words[0], words[2]): int(words[4]) for words in lines if words[3:4] == ["pid"]}
