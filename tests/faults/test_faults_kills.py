@@ -13,10 +13,10 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launched import LAUNCH, LIMIT_S, Launch
+from tiny import tiny
 
 from launcher.runs.metrics import read_metrics
 from launcher.runs.rundir import RunDir
@@ -25,28 +25,17 @@ pytestmark = pytest.mark.process
 
 RUNS, KILLS = 6, 5
 STEPS, EVERY = 40, 5
-RECIPE: dict[str, Any] = {
-    "name": "killed",
-    "model": {"name": "mlp", "in_features": 20, "hidden": 16, "classes": 4, "dropout": 0.1},
-    "data": {
-        "name": "synthetic",
-        "samples": 90,
-        "eval_samples": 33,
-        "shape": "20",
-        "classes": 4,
-        "global_batch_size": 16,
-    },
-    "train": {
+RECIPE = tiny(
+    name="killed",
+    train={
         "until": f"{STEPS} steps",
-        "optimizer": {"name": "adamw", "lr": 0.01},
         "schedule": {"name": "cosine", "warmup": "5 steps"},
         "eval_every": "10 steps",
     },
-    "checkpoint": {"every": f"{EVERY} steps", "keep": 2, "best": "eval/loss min"},
-    "resources": {"nodes": 2, "nproc_per_node": 1, "threads": 1},
-    "faults": {"max_restarts": 100},
-    "tracking": {"wandb": {"mode": "disabled"}},
-}
+    checkpoint={"every": f"{EVERY} steps", "best": "eval/loss min"},
+    resources={"nodes": 2, "nproc_per_node": 1, "threads": 1},
+    faults={"max_restarts": 100},
+)
 
 IN_A_STEP = ("forward", "optimizer", "updated")
 IN_A_SAVE = (

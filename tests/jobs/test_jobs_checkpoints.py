@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ranks import Start, tiny
+from ranks import Start
+from tiny import tiny
 
 from jobs.folders import complete
 from launcher.runs.metrics import read_metrics

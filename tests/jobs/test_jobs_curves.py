@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Start, tiny
+from ranks import Start
+from tiny import tiny
 from wandb.proto.wandb_internal_pb2 import Record
 
 pytestmark = pytest.mark.process

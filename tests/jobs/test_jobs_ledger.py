@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Ranks, Start, tiny
+from ranks import Ranks, Start
+from tiny import tiny
 
 from launcher.runs.metrics import read_metrics
 

@@ -4,7 +4,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from ranks import Start, tiny
+from ranks import Start
+from tiny import tiny
 
 from jobs.folders import complete
 from launcher.runs.metrics import read_metrics

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Start, free_port, tiny
+from ranks import Start, free_port
+from tiny import tiny
 
 from jobs.folders import complete
 from launcher.runs.events import read_events

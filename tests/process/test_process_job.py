@@ -14,28 +14,17 @@ from typing import Any
 
 import pytest
 from launched import LAUNCH, LIMIT_S, Launch
+from tiny import tiny
 
 from launcher.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.process
 
 STEPS = 200
-RECIPE: dict[str, Any] = {
-    "name": "tiny",
-    "model": {"name": "mlp", "in_features": 20, "hidden": 16, "classes": 4, "dropout": 0.1},
-    "data": {
-        "name": "synthetic",
-        "samples": 90,
-        "eval_samples": 33,
-        "shape": "20",
-        "classes": 4,
-        "global_batch_size": 16,
-    },
-    "train": {"until": f"{STEPS} steps", "optimizer": {"name": "adamw", "lr": 0.01}, "eval_every": "50 epochs"},
-    "checkpoint": {"every": "20 steps", "keep": 2},
-    "resources": {"nodes": 2, "nproc_per_node": 1, "threads": 1},
-    "tracking": {"wandb": {"mode": "disabled"}},
-}
+RECIPE = tiny(
+    train={"until": f"{STEPS} steps", "eval_every": "50 epochs"},
+    resources={"nodes": 2, "nproc_per_node": 1, "threads": 1},
+)
 Command = Callable[..., CompletedProcess[str]]
 
 

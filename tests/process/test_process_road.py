@@ -14,6 +14,7 @@ from subprocess import CompletedProcess
 
 import pytest
 from launched import LIMIT_S, Launch, Recipe
+from tiny import tiny
 
 from launcher.runs.rundir import RunDir
 
@@ -133,20 +134,7 @@ assert found["run"].result["world_size"] == 2
 assert not psutil.Process().children()
 print("done", torch.ones(600, 600).sum().item(), found["run"].run_id)
 """
-RECIPE = {
-    "name": "tiny",
-    "model": {"name": "mlp", "in_features": 20, "hidden": 16, "classes": 4},
-    "data": {
-        "name": "synthetic",
-        "samples": 90,
-        "eval_samples": 33,
-        "shape": "20",
-        "classes": 4,
-        "global_batch_size": 16,
-    },
-    "train": {"until": "6 steps"},
-    "tracking": {"wandb": {"mode": "disabled"}},
-}
+RECIPE = tiny(train={"until": "6 steps"})
 
 
 def test_a_run_from_a_thread_of_a_process_that_has_torch_and_an_openmp_pool(tmp_path: Path) -> None:
