@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FINDING = 1
-    """A `doctor` or `try` has something to say."""
+    """`doctor` has found a problem, or a command could not do all that it was asked for."""
     USAGE = 2
     """Recipe or usage error; nothing started."""
     REFUSED = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunDir:
-    """Paths of one run. Nothing else in the project spells them."""
+    """Paths of one run. Only planning, which is below, spells some of them again; a test compares the two."""
 
     path: Path
 

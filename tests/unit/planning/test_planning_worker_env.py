@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from planning_values import facts, job, plan
 
-from launcher.planning.plan import Plan
+from launcher.planning.codeplan import CODE
+from launcher.planning.plan import Plan, local_agent_argv
+from launcher.planning.program import placeholders_of
 from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES, worker_env
+from launcher.runs.rundir import RunDir
 
 
 def environment(of: Plan, *, node: int = 0, local_rank: int = 0, attempt: int = 1, restarts: int = 0) -> dict[str, str]:
@@ -94,6 +97,17 @@ def test_folders_are_the_same_in_every_attempt() -> None:
         assert first[name] == third[name]
     assert first["LAUNCH_CHECKPOINT_DIR"] == "/home/ada/project/runs/r0/checkpoints"
     assert third.items() >= {"LAUNCH_ATTEMPT": "3", "TORCHELASTIC_RESTART_COUNT": "2"}.items()
+
+
+def test_a_plan_spells_the_run_directory_as_rundir_does() -> None:
+    """Planning is below `runs`, and cannot ask it."""
+    made = plan(job(), facts())
+    run, first = RunDir(Path(made.run_dir)), environment(made)
+    assert first["LAUNCH_CHECKPOINT_DIR"] == str(run.checkpoints)
+    assert first["LAUNCH_STOP_FILE"] == str(run.stop_file)
+    assert placeholders_of(job(), made.run_dir, 1)["checkpoint_dir"] == str(run.checkpoints)
+    assert Path(made.run_dir, CODE) == run.code
+    assert str(run.agent_start) in local_agent_argv("/elsewhere/python", made.run_dir, own=False)
 
 
 def test_the_restart_budget_shrinks_with_restarts_and_not_with_resumes() -> None:
