@@ -62,11 +62,11 @@ def _up(arguments: argparse.Namespace) -> int:
         raise ClusterError(f"--nodes {arguments.nodes}: from 1 to {MAX_NODES}")
     scratch = (arguments.scratch or running_scratch() or default_scratch()).absolute()
     wanted = Cluster(scratch.resolve(), nodes=arguments.nodes, accounting=not arguments.no_accounting)
+    running = running_scratch()
+    if running is not None and running != wanted.scratch:
+        raise ClusterError(f"a cluster is up in {running}, and a machine can have one; end that: slurm/cluster down")
     checks.refuse(wanted)
     with _alone():
-        running = running_scratch()
-        if running is not None and running != wanted.scratch:
-            raise ClusterError(f"a cluster is up in {running}; end that first: slurm/cluster down")
         there = read_record(wanted.scratch)
         if there is not None and network.is_made(there) and there != wanted:
             raise ClusterError(f"up already, with {_describe(there)}, not {_describe(wanted)}: slurm/cluster down")

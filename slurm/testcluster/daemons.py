@@ -160,8 +160,10 @@ def _start(cluster: Cluster, daemon: Daemon) -> subprocess.Popen[bytes]:
 def _make_database(cluster: Cluster) -> None:
     folder = cluster.scratch / "db"
     folder.mkdir(mode=0o700)
+    # On the machine, so that it is ended with the rest if it is interrupted.
+    machine = ["nsenter", f"--net={cluster.namespace(cluster.controller)}"]
     command = ["mariadb-install-db", "--no-defaults", f"--datadir={folder}", "--user=root", "--skip-test-db"]
-    call([*command, "--auth-root-authentication-method=socket"], "make the database")
+    call([*machine, *command, "--auth-root-authentication-method=socket"], "make the database")
 
 
 def _wait(problem: Callable[[], str], cluster: Cluster, started: dict[str, subprocess.Popen[bytes]]) -> None:

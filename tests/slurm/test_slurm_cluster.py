@@ -29,6 +29,9 @@ def test_up_and_down_can_be_repeated_and_leave_nothing(
     other = own_cluster.command("up")
     assert other.returncode == 2
     assert "2 nodes of 4 GPUs (no accounting), not 4 nodes of 4 GPUs (accounting)" in other.stderr
+    elsewhere = own_cluster.command("up", "--scratch", str(tmp_path / "other"))
+    assert elsewhere.returncode == 2
+    assert f"a cluster is up in {own_cluster.scratch}" in elsewhere.stderr
 
     os.kill(pids["n2", "slurmd"], signal.SIGKILL)
     own_cluster.wait_until(lambda: ("n2", "slurmd") not in own_cluster.pids(), lambda: "slurmd lives")
