@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from subprocess import CompletedProcess
 from typing import Any
@@ -93,9 +92,7 @@ def test_a_collective_that_times_out_leaves_the_stacks_of_all_ranks(launch: Laun
     """F072: rank 1 sleeps for ever."""
     run = launch(recipe(SLEEPS, nodes=2, nproc=1))
     run.wait_for_marks("waits", ranks=1)
-    waits_s = time.monotonic()
     assert run.wait() == 1, run.text
-    assert time.monotonic() - waits_s < TIMEOUT_S + 10
     assert "in all_reduce" in run.log(0)
     assert "in sleep_for_ever" in run.log(1, node=1)
     assert run.result["cause"] == "hang"

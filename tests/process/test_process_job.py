@@ -158,5 +158,6 @@ def test_a_rank_that_freezes_is_noticed_after_the_timeout_of_the_recipe(launch: 
     assert run.wait() == 1, run.text
     assert run.result["cause"] == "hang"
     assert run.result["first_failure"]["rank"] == 0
-    assert "5000ms" in run.result["first_failure"]["message"]
+    # What gloo says of the operation that has waited, and of those behind it: which of them is asked first is chance.
+    assert re.search("5000ms|Application timeout", run.result["first_failure"]["message"])
     assert run.happened("stacks_requested", attempt=1)
