@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import glob
-import posixpath
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from launcher.placeholders import fill, fill_plan
 from launcher.planning.arguments import words_of
+from launcher.planning.codeplan import absolute
 from launcher.planning.plan import WorkerPlan
 from launcher.recipe.schema import ResumeSection
 
@@ -44,7 +44,7 @@ def plan_worker(
     return WorkerPlan(
         kind="script",
         module=recipe.module,
-        script=None if recipe.script is None else posixpath.normpath(posixpath.join(folder, recipe.script)),
+        script=None if recipe.script is None else absolute(folder, recipe.script),
         argv=_filled(recipe.args, placeholders),
         cwd=cwd,
         preload=None if fresh else _preload(recipe.preload),
@@ -63,8 +63,7 @@ def _filled(args: Args, placeholders: Mapping[str, str]) -> tuple[str, ...]:
 def _pattern(text: str, cwd: str, placeholders: Mapping[str, str]) -> str:
     """Absolute, from where the script runs. A folder of ours with a `[` in its name is that folder."""
     literal = {name: glob.escape(value) for name, value in placeholders.items()}
-    filled = fill(text, literal)
-    return posixpath.normpath(filled if filled.startswith("/") else posixpath.join(glob.escape(cwd), filled))
+    return absolute(glob.escape(cwd), fill(text, literal))
 
 
 def _preload(preload: bool | tuple[str, ...]) -> tuple[str, ...] | None:

@@ -16,8 +16,7 @@ from launcher.planning.codefacts import code_roots, file_digest, gather_code, pa
 from launcher.runs.rundir import RunDir
 
 SAME, CURRENT, UNCHANGED = "same", "current", "unchanged"
-CHOICES = (SAME, CURRENT)
-"""What `launch resume --code` takes."""
+"""`launch resume --code` takes the first two."""
 _NOT_RECORDED = "its `{}` is missing or damaged"
 
 
