@@ -28,7 +28,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         return int(arguments.command(arguments))
-    except ClusterError as error:
+    except (ClusterError, OSError) as error:  # of the system: no such folder, disk full, not permitted
         print(f"slurm/cluster {arguments.name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

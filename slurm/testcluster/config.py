@@ -18,7 +18,7 @@ _FOLDERS = ("etc", "munge", "dev", "state", "spool", "run", "log")
 def write(cluster: Cluster) -> None:
     """Fill a new scratch folder."""
     _check_path(cluster)
-    cluster.scratch.mkdir(mode=0o755, exist_ok=True)
+    cluster.scratch.mkdir(mode=0o755)  # never one that somebody else has made meanwhile
     cluster.write_record()
     for name in _FOLDERS:
         (cluster.scratch / name).mkdir()

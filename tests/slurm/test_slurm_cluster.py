@@ -73,6 +73,13 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
     assert processes_with("SLURM_CONF", str(own_cluster.config)) == []
 
 
+def test_a_scratch_folder_that_cannot_be_made_is_said(own_cluster: SlurmCluster) -> None:
+    done = own_cluster.command("up", "--scratch", "/nowhere/c")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "slurm/cluster up: [Errno 2] No such file or directory: '/nowhere/c'\n"
+    assert not LINK.exists()
+
+
 def test_four_idle_nodes_with_gpus_and_two_partitions(slurm_cluster: SlurmCluster) -> None:
     assert slurm_cluster.run("sinfo", "-h", "-N", "-p", "low", "-o", "%N %T %G").splitlines() == [
         f"n{number} idle gpu:4" for number in range(1, 5)
