@@ -50,7 +50,7 @@ class TrainingState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that is saved as a tensor, by name."""
-        state = {f"model/{name}": tensor for name, tensor in self.net.state_dict().items()}
+        state = model_tensors(self.net)
         for name, slots in self._slots().items():
             for slot, value in slots.items():
                 if isinstance(value, Tensor):

@@ -38,15 +38,12 @@ from jobs.tracking import Tracking
 from jobs.trainer import Calendar, Parts, Trainer
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World, check_identity, init_groups, pick_device
-from launcher.errors import LaunchError
+from launcher.errors import ExitCode, LaunchError
 from launcher.runs.events import read_lines
 from launcher.runs.rundir import RunDir
 from launcher.wording import count
 
 registry.load_all()
-
-STOPPED = 75
-"""Exit code: stopped on request, nothing is lost."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return train(job, stop)
     except Stopped:
         print("stopped before there was anything to save", flush=True)
-        return STOPPED
+        return int(ExitCode.STOPPED)
 
 
 def train(job: Job, stop: StopRequest) -> int:
@@ -130,7 +127,7 @@ def train(job: Job, stop: StopRequest) -> int:
         tracking.finish(exit_code=0)  # now that nobody waits for this rank
     if world.rank == 0:
         print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
-    return 0 if finished else STOPPED
+    return 0 if finished else int(ExitCode.STOPPED)
 
 
 def leave_together() -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.agent.plain import plain
+from launcher.errors import ExitCode
 from launcher.runs.states import Cause, is_signal
 from launcher.wording import first_line, signal_name
 
-STOPPED_EXIT_CODE = 75
+STOPPED_EXIT_CODE = int(ExitCode.STOPPED)
 """A worker that was asked to stop and has saved (EX_TEMPFAIL: come back later)."""
 
 LAUNCHER_LOST_SIGNAL = signal.SIGUSR2

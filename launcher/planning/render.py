@@ -71,11 +71,15 @@ def _program(plan: Plan) -> str:
     worker = plan.worker
     words = [str(worker.script)] if worker.module is None else ["-m", worker.module]
     program = JOB_MODULE if worker.kind == "job" else shlex.join([*words, *worker.argv])
-    if plan.engine == "torchrun":
-        return f"{program}, by torchrun, each worker in a fresh interpreter"
-    if worker.preload is None:
-        return f"{program}, each worker in a fresh interpreter"
-    return f"{program}, forked from a process that has imported {', '.join(('torch', *worker.preload))}"
+    by = "by torchrun, " if plan.engine == "torchrun" else ""
+    return f"{program}, {by}{how_started(plan)}"
+
+
+def how_started(plan: Plan) -> str:
+    """Where the process of a worker comes from."""
+    if plan.worker.preload is None:
+        return "each worker in a fresh interpreter"
+    return f"forked from a process that has imported {', '.join(('torch', *plan.worker.preload))}"
 
 
 def _where(plan: Plan) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.planning.plan import Plan
+from launcher.planning.render import how_started
 from launcher.planning.worker_env import worker_env
 from launcher.runs.events import Event
 from launcher.runs.rundir import RunDir
@@ -119,7 +120,7 @@ def _program(plan: Plan) -> Iterator[Row]:
     worker, code = plan.worker, plan.code
     program = worker.module if worker.module is not None else str(worker.script)
     yield Row(name="recipe", value=plan.recipe_source or "none", origin=" ".join(plan.overrides))
-    yield Row(name="runs", value=shlex.join([program, *worker.argv]), origin=_started(plan))
+    yield Row(name="runs", value=shlex.join([program, *worker.argv]), origin=how_started(plan))
     yield Row(name="python", value=worker.python, origin=f"engine {plan.engine}{_because(plan.engine_reason)}")
     yield Row(name="folder", value=worker.cwd, origin="cwd of the workers")
     if code is not None:
@@ -129,12 +130,6 @@ def _program(plan: Plan) -> Iterator[Row]:
     yield Row(name="record", value=plan.run_dir, origin="")
     for line in plan.setup:
         yield Row(name="setup", value=line, origin="on each node, before its agent")
-
-
-def _started(plan: Plan) -> str:
-    if plan.worker.preload is None:
-        return "each worker in a fresh interpreter"
-    return f"forked from a process that has imported {', '.join(('torch', *plan.worker.preload))}"
 
 
 def _place(plan: Plan, origins: Mapping[str, str]) -> Iterator[Row]:

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from launcher.agent import causes
+from launcher.agent.adapters import ranks
 from launcher.agent.causes import classify, describe
+from launcher.errors import ExitCode
 from launcher.runs.states import Cause
 
 
@@ -134,3 +137,7 @@ def test_an_abort_by_the_watchdog_of_nccl_is_a_hang() -> None:
     assert classify(134, None) is Cause.SIGNAL
     assert classify(1, None, timed_out=True) is Cause.WORKER_ERROR, "it went on, and ended by itself"
     assert classify(1, error("ValueError", "boom"), timed_out=True) is Cause.WORKER_ERROR
+
+
+def test_an_adapter_which_has_no_import_of_ours_knows_the_code_of_a_saved_stop() -> None:
+    assert ranks.STOPPED_EXIT_CODE == causes.STOPPED_EXIT_CODE == ExitCode.STOPPED
