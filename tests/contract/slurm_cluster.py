@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +19,10 @@ class SlurmCluster:
         self.scratch = scratch
         self.config = scratch / "etc" / "slurm.conf"
 
-    def command(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         """`slurm/cluster ...`, whatever comes of it."""
         return subprocess.run(
-            [COMMAND, *arguments], capture_output=True, text=True, check=False, env=os.environ | variables
+            [COMMAND, *arguments], input=stdin, capture_output=True, text=True, check=False, env=os.environ | variables
         )
 
     def up(self, *options: str) -> str:
@@ -36,17 +35,15 @@ class SlurmCluster:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def run(self, *argv: str) -> str:
+    def run(self, *argv: str, stdin: str = "") -> str:
         """What a client prints that has to succeed."""
-        done = self.command("run", *argv)
+        done = self.command("run", *argv, stdin=stdin)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout.strip()
 
     def submit(self, script: str, *flags: str) -> str:
         """Submit a batch script; its job id."""
-        file = Path(tempfile.mkstemp(suffix=".sh")[1])
-        file.write_text(f"#!/bin/bash\n{script}")
-        return self.run("sbatch", "--parsable", "--output=/dev/null", *flags, str(file))
+        return self.run("sbatch", "--parsable", "--output=/dev/null", *flags, stdin=f"#!/bin/bash\n{script}\n")
 
     def state_of(self, job: str) -> str:
         return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T")
