@@ -73,7 +73,7 @@ def preload(modules: Sequence[str]) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:
+        except Exception as error:  # a module of the user's raises what it likes; raised again, with its name
             raise PreloadError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
     gc.freeze()
     gc.enable()

@@ -17,7 +17,7 @@ sys.stdout.flush()
 try:
     from importlib.metadata import version
     print("launch-torch " + version("torch"))
-except Exception:
+except ImportError:  # no such package, or a Python without importlib.metadata
     pass
 """
 """Runs on any Python 3. What a site of the user's prints besides does not count."""
