@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.errors import Problem, RecipeError
+from launcher.runs.observed import Observation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from launcher.runs.rundir import RunDir
 
 EXECUTORS = {"local": "launcher.executors.local:LocalExecutor"}
-"""Name of `--on` -> where its class is. Imported on use. A new executor is one file and one line here."""
+"""Name of `--on` -> where its class is, imported on use. A profile is no executor: it names one.
+
+A new executor is one file and one line here.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,6 @@ class JobRef:
         if not separator or not ident:
             raise ValueError(f"{text!r} is not a job reference such as local:host:1234:5678")
         return cls(executor, ident)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """What the place says about a job now."""
-
-    alive: bool | None
-    """None = it cannot be told from here."""
-    exit_code: int | None = None
-    """Known for a child of this process only; result.json is the truth."""
-    detail: str = ""
 
 
 class Executor(Protocol):
@@ -69,8 +62,14 @@ class Executor(Protocol):
     def observe(self, ref: JobRef) -> Observation:
         """What the place says now. Never raises for an unknown job."""
 
-    def cancel(self, ref: JobRef, *, signum: int) -> bool:
-        """Pass a request to stop (TERM, INT or HUP) on; a second one ends the run at once. False: nothing to stop."""
+    def observe_all(self, refs: Sequence[JobRef]) -> Mapping[JobRef, Observation]:
+        """The same of many jobs, at the price of one question."""
+
+    def cancel(self, ref: JobRef, *, signum: int, again: bool = False) -> bool:
+        """Pass a request to stop (TERM, INT or HUP) on. `again`: it is the second, which ends the run at once.
+
+        False: nothing to stop.
+        """
 
 
 def job_alive(ref: str) -> bool | None:

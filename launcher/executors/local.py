@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar
@@ -19,8 +19,9 @@ from typing import ClassVar
 import launcher
 from launcher.agent import proc
 from launcher.errors import Problem
-from launcher.executors.base import JobRef, Observation
+from launcher.executors.base import JobRef
 from launcher.planning.plan import Plan, local_agent_argv
+from launcher.runs.observed import Observation
 from launcher.runs.rundir import RunDir
 
 _attached: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
@@ -119,8 +120,12 @@ class LocalExecutor:
             return Observation(alive=None, detail=f"it runs on {host}, this is {socket.gethostname()}")
         return Observation(alive=proc.start_time(pid) == started)
 
-    def cancel(self, ref: JobRef, *, signum: int = signal.SIGTERM) -> bool:
-        """Signal the supervisor, which passes it on to the agents."""
+    def observe_all(self, refs: Sequence[JobRef]) -> Mapping[JobRef, Observation]:
+        """One look at /proc each."""
+        return {ref: self.observe(ref) for ref in refs}
+
+    def cancel(self, ref: JobRef, *, signum: int = signal.SIGTERM, again: bool = False) -> bool:
+        """Signal the supervisor, which passes it on to the agents; they count."""
         if self.observe(ref).alive is not True:
             return False
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 AGENT_START = str(Path(__file__).resolve().parents[1] / "agent" / "start.py")
 """What our own interpreter runs."""
 
@@ -25,6 +25,14 @@ def local_agent_argv(python: str, run_dir: str, *, own: bool = True) -> tuple[st
     """
     start = AGENT_START if own else f"{run_dir}/agent/start.py"
     return (python, "-P", start, "--run-dir", run_dir, "--local")
+
+
+def slurm_agent_argv(python: str, run_dir: str, mode: str, *, own: bool = True) -> tuple[str, ...]:
+    """The commands of a SLURM job. mode: `batch`, once on the first node, which starts and outlives the agents;
+    `task`, the agent of the node that it is started on, by srun.
+    """
+    start = AGENT_START if own else f"{run_dir}/agent/start.py"
+    return (python, "-P", start, "--run-dir", run_dir, f"--{mode}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +52,11 @@ class NodePlan:
     index: int
     """Node rank. Node 0 hosts the head agent and rank 0."""
     host: str
+    """Empty: not known before the job starts; bound on the node (`node_bound`)."""
     address: str
-    """How the other nodes reach it."""
+    """How the other nodes reach it. Empty as `host`."""
     cpus: tuple[int, ...]
-    """CPUs its workers may use (affinity). Empty = all."""
+    """CPUs its workers may use (affinity). Empty = all that its agent has."""
     gpus: tuple[int, ...]
     """Device indices its workers use, one per local rank. Empty on CPU."""
 
@@ -105,6 +114,48 @@ class Limits:
     network_timeout_s: float
     join_timeout_s: float
     """How long the head agent waits for all nodes."""
+    wall_s: float | None = None
+    """Of the whole run, with workers; so are the next two."""
+    gpu_hours: float | None = None
+    until_s: float | None = None
+    """A moment, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SbatchFlag:
+    """One line `#SBATCH FLAG=VALUE`, and who set it."""
+
+    flag: str
+    """`--partition`."""
+    value: str
+    """Empty: a switch without a value."""
+    key: str
+    """Of the recipe: `slurm.partition`, `resources.nodes`. `plan`: ours."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmPlan:
+    """The job of a run on SLURM."""
+
+    flags: tuple[SbatchFlag, ...]
+    script: str
+    """The batch script, whole: what is submitted. It ends in `Plan.agent_argv`, the batch side."""
+    srun: tuple[str, ...]
+    """What the batch side runs on all nodes: srun, the container if there is one, and the agent of a node."""
+    continue_how: str
+    """`requeue`, `resubmit`, `chain` or `none`: who starts the next allocation when this one ends before the run."""
+    continue_reason: str
+    """Why it is that one, as a sentence without a full stop."""
+    chain: int = 0
+    """How many jobs are submitted at once, with `chain`."""
+    time_s: float | None = None
+    """Limit of one allocation, where it is known."""
+    kill_wait_s: float = 30.0
+    """From TERM to KILL, as the site has set it (30 s by default)."""
+    cpus_per_node: int
+    gpus_per_node: int = 0
+    interface: str = "auto"
+    """Of the head agent's address; `auto`: the one that leads to the other nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +216,13 @@ class Plan:
     """Whether a restart can go on from a checkpoint. Where it cannot, nothing is restarted."""
     agent_argv: tuple[str, ...]
     """The command that starts all agents of a local run, or one agent with `--node K` in place of `--local`."""
+    slurm: SlurmPlan | None = None
+    """On SLURM only."""
+    prepare: tuple[str, ...] = ()
+    """Lines of bash, run once where `launch` is called, before the submission."""
+    internet: bool = True
+    scratch: str | None = None
+    """Where a node's temporary files go; expanded by bash there."""
     torchrun: tuple[str, ...]
     """The equivalent command of each node, to be run by hand."""
     notes: tuple[str, ...]
@@ -207,7 +265,10 @@ class Plan:
         raw["env"] = tuple(EnvVar(**variable) for variable in raw["env"])
         raw["values"] = tuple(Value(**value) for value in raw["values"])
         raw["limits"] = Limits(**raw["limits"])
-        for key in ("overrides", "env_unset", "secrets", "setup", "agent_argv", "torchrun", "notes"):
+        if raw["slurm"] is not None:
+            flags = tuple(SbatchFlag(**flag) for flag in raw["slurm"]["flags"])
+            raw["slurm"] = SlurmPlan(**{**raw["slurm"], "flags": flags, "srun": tuple(raw["slurm"]["srun"])})
+        for key in ("prepare", "overrides", "env_unset", "secrets", "setup", "agent_argv", "torchrun", "notes"):
             raw[key] = tuple(raw[key])
         return cls(**raw)
 

@@ -196,6 +196,85 @@ class ProgressSection(Section):
     """A regular expression with one group, which finds the step in what rank 0 prints: `step (\\d+)`."""
 
 
+class LimitsSection(Section):
+    """`limits:` how much a run may use in all, restarts and requeues included. What is reached first ends it, saved."""
+
+    wall: PositiveDuration | None = None
+    """Time with workers, over all allocations: `48h`."""
+    gpu_hours: Annotated[float, Field(gt=0)] | None = None
+    """GPUs x hours with workers, over all allocations."""
+    until: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?$")] | None = None
+    """A moment, in the time of the machine that launches: `2026-12-24T08:00`."""
+
+
+class ContainerSection(Section):
+    """`slurm.container:` the workers' node runs inside an image; what belongs to SLURM stays outside."""
+
+    runtime: Literal["pyxis", "apptainer"]
+    """pyxis = `srun --container-image` (enroot); apptainer = `apptainer exec`."""
+    image: str
+    """`nvcr.io#nvidia/pytorch:24.10-py3` or a `.sqsh` for pyxis, a `.sif` for apptainer."""
+    mounts: tuple[str, ...] = ()
+    """`/data`, `/data:/mnt/data` or `/data:/data:ro`. The run directory, workdir and code are there anyway."""
+    args: tuple[str, ...] = ()
+    """Further arguments of the runtime: `[--nv]`."""
+
+
+class SlurmSection(Section):
+    """`slurm:` what a job asks of the scheduler. It counts with `--on slurm`, `here`, or a profile of SLURM only."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    time: PositiveDuration | None = None
+    """Limit of one allocation (`--time`). The run goes on in the next one: see `continue` and `limits`."""
+    gpus_per_node: NonNegativeInt | None = None
+    """GPUs of each node; 0 or none = CPU. Becomes `--gpus-per-node`, or `--gres` where `gres` is given."""
+    gres: str | None = None
+    """In place of `--gpus-per-node`, for sites that want it so: `gpu:a100:4`."""
+    cpus_per_node: PositiveInt | None = None
+    """CPUs of each node for all its workers (`--cpus-per-task` of its one agent)."""
+    cpus_per_gpu: PositiveInt | None = None
+    """CPUs for each GPU; on CPU for each worker. Not together with `cpus_per_node`."""
+    mem: str | None = None
+    """Memory of each node (`64G`; `0` = all). At most one of mem, mem_per_cpu, mem_per_gpu."""
+    mem_per_cpu: str | None = None
+    mem_per_gpu: str | None = None
+    exclusive: bool = False
+    """The nodes are not shared with other jobs."""
+    sbatch: dict[str, Scalar | None] = {}
+    """Any other flag of sbatch, by its long name without dashes: `{comment: "exp 7", nice: 100}`."""
+    template: str | None = None
+    """A batch script of the site's, relative to this file, in place of slurm/batch.sh.j2."""
+    continue_: Annotated[str, Field(pattern=r"^(auto|none|requeue|resubmit|chain:[1-9][0-9]{0,2})$")] = Field(
+        default="auto", alias="continue"
+    )
+    """How a run goes on after its time limit, a preemption or a lost node: `requeue` (the same job again), `resubmit`
+    (a new job), `chain:N` (N jobs at once, each after the one before), `none`. auto = what the site allows."""
+    begin: str | None = None
+    """Not before this moment (`--begin`): `now+1hour`, `2026-12-24T08:00`."""
+    after: str | None = None
+    """Not before this run has ended well: a run, or the id of a job (`--after`)."""
+    container: ContainerSection | None = None
+
+
+class SweepSection(Section):
+    """`sweep:` many runs of this recipe, each with values of its own: grid, list or zip, or all pairs of several."""
+
+    grid: dict[str, tuple[Scalar, ...]] = {}
+    """Every combination: `{train.optimizer.lr: [1e-3, 1e-2], model.hidden: [64, 128]}` are four points."""
+    zip: dict[str, tuple[Scalar, ...]] = {}
+    """The first values together, then the second ones: lists of one length."""
+    list: tuple[dict[str, Scalar], ...] = ()
+    """The points themselves: `[{train.optimizer.lr: 1e-3, model.hidden: 64}, ...]`."""
+    max_parallel: PositiveInt | None = None
+    """How many run at a time. Default: on SLURM as many as it starts, on one machine as many as fit."""
+    metric: Annotated[str, Field(pattern=r"^\S+ (min|max)$")] | None = None
+    """What `launch ls SWEEP` shows and sorts by. Default: `checkpoint.best`."""
+
+
 class Recipe(Section):
     """What is trained, and how. Either `model data train`, or a `script` (or a `module`) with `args`."""
 
@@ -237,6 +316,16 @@ class Recipe(Section):
     """Where the workers run, relative to this recipe. Default: where `launch` was called."""
     runs_dir: str | None = None
     """Where run directories are made, relative to this recipe. Default: ./runs where `launch` was called."""
+    limits: LimitsSection = LimitsSection()
+    slurm: SlurmSection = SlurmSection()
+    sweep: SweepSection | None = None
+    prepare: tuple[str, ...] = ()
+    """Lines of bash, run once per launch where `launch` is called (a login node), before anything is submitted: what
+    nodes without internet need. They see LAUNCH_RUN_DIR."""
+    internet: bool = True
+    """false: nodes reach nothing outside. W&B and Hugging Face work offline then, and nothing is downloaded there."""
+    scratch: str | None = None
+    """Fast local folder of a node, as bash writes it: `/scratch/$SLURM_JOB_ID`. Temporary files go there (TMPDIR)."""
     extra: dict[str, Any] = {}
     """Yours. Kept in the record, never read by us."""
 

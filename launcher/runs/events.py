@@ -1,13 +1,20 @@
 """Events: who, when, what, cause. Append-only JSON lines, one writer per file, so nothing is ever locked.
 
 launch-<time>-<pid>, the command line:
-    created {command, user, host} · submitted {ref} · cancel_requested {host, user} ·
+    created {command, user, host} · submitted {ref, chain: [ref]} · prepared {time_s} · cancel_requested {host, user} ·
     resumed {overrides, nodes: [before, now], code: same|current|unchanged, code_sha256, code_kept}
 supervisor-<pid>:
     supervisor_started {pid, host, channel: {address, port}} · agent_lost {node, pid, status} ·
     supervisor_ended {exit_code, swept} ·
     finished {state, cause, exit_code, reason, setup: {number, line, output}}, of a run that ends before it has agents
+batch-<k>, the batch side of a SLURM job, k the number of the allocation from 1:
+    allocation_started {allocation, job, restart_count, nodes: [host], head: {address, port, interface}, seconds_left} ·
+    signal_heard {signal, seconds_left, ignored} ·
+    allocation_ended {allocation, job, cause, reason, saved, step, exit_code, node, host}: the run is not over by this ·
+    requeued {allocation, how: requeue|resubmit|chain, cause, ref}, the next allocation is asked for; ref is its job ·
+    finished {state, cause, exit_code, reason}, where no head agent could say it, or it does not go on
 node-<k>, the agent of a node:
+    node_failed {node, host, cause, exit_code, message}, before it could join: the run ends ·
     agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus, env} ·
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error} ·
     torchrun_started {attempt, node, pid} · zygote_replaced {node, pid} · head_lost {node, reason} ·
@@ -19,6 +26,7 @@ head, the head agent:
              kept} ·
     stacks_requested {attempt} · attempt_ended {attempt, cause, node, rank, exit_code, message, step} ·
     restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
+    stopped {reason, saved, exit_code}, on SLURM: the batch side knows why, and says what follows ·
     tracking {attempt, wandb: {mode, reason, sync}}, of what a script has left offline ·
     finished {state, cause, exit_code, reason}
 script, rank 0, by launch_client:

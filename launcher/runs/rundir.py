@@ -58,6 +58,11 @@ class RunDir:
         return self.path / "logs" / "agents.log"
 
     @property
+    def slurm(self) -> Path:
+        """On SLURM: the batch script of each submission, as it was submitted, and the scheduler's own output."""
+        return self.path / "slurm"
+
+    @property
     def metrics(self) -> Path:
         """Written by rank 0 of the built-in job."""
         return self.path / "metrics.jsonl"

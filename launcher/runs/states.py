@@ -50,6 +50,10 @@ class Cause(StrEnum):
     REPEATED = "repeated"
     PEER_LOST = "peer_lost"
     NODE_LOST = "node_lost"
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    NO_PROGRESS = "no_progress"
     RENDEZVOUS = "rendezvous"
     CANCELLED = "cancelled"
     LAUNCHER_LOST = "launcher_lost"
@@ -63,7 +67,7 @@ class Policy:
     """What a cause means."""
 
     retry: bool
-    """Whether a restart may help."""
+    """Whether a restart in the same allocation may help."""
     sentence: str
     why_not: str = ""
     """Why a restart would not help, where it would not."""
@@ -130,6 +134,14 @@ POLICIES: dict[Cause, Policy] = {
     ),
     Cause.PEER_LOST: Policy(retry=True, sentence="a worker lost its peer"),
     Cause.NODE_LOST: Policy(retry=True, sentence="a node was lost"),
+    Cause.TIME_LIMIT: Policy(retry=False, sentence="the time limit was reached"),
+    Cause.PREEMPTED: Policy(retry=False, sentence="preempted by another job"),
+    Cause.REQUEUED: Policy(retry=False, sentence="requeued from outside (scontrol requeue)"),
+    Cause.NO_PROGRESS: Policy(
+        retry=False,
+        sentence="allocation after allocation ended without a new step",
+        why_not="the last allocations have not come further",
+    ),
     Cause.RENDEZVOUS: Policy(retry=False, sentence="the nodes did not come together"),
     Cause.CANCELLED: Policy(retry=False, sentence="stopped on request"),
     Cause.LAUNCHER_LOST: Policy(retry=False, sentence="the launcher was killed"),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from launcher.errors import Problem
-from launcher.executors.base import JobRef, Observation
+from launcher.executors.base import JobRef
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
+from launcher.runs.observed import Observation
 from launcher.runs.rundir import RunDir
 
 
@@ -130,7 +131,10 @@ class FakeExecutor:
             moments.pop(0).play(self.runs[ref.ident])
         return Observation(alive=bool(moments) or (self.stays and ref.ident in self.jobs and not self.signals))
 
-    def cancel(self, ref: JobRef, *, signum: int) -> bool:
+    def observe_all(self, refs: Sequence[JobRef]) -> Mapping[JobRef, Observation]:
+        return {ref: self.observe(ref) for ref in refs}
+
+    def cancel(self, ref: JobRef, *, signum: int, again: bool = False) -> bool:
         self.signals.append(signum)
         self.jobs[ref.ident] = list(self.when_stopped) if len(self.signals) == 1 else []
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,10 @@ def own_cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    """The cluster of the session: four nodes, accounting."""
+    """The cluster of the session: four nodes, accounting. LAUNCH_TEST_CLUSTER: the scratch folder of one that is up."""
+    if given := os.environ.get("LAUNCH_TEST_CLUSTER"):
+        yield SlurmCluster(Path(given))
+        return
     with tempfile.TemporaryDirectory(prefix="s-") as folder:
         cluster = SlurmCluster(Path(folder) / "c")
         try:

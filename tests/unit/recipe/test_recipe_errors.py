@@ -61,7 +61,7 @@ def test_all_mistakes_are_listed_at_once_by_line(load: Load) -> None:
         ("learning_rate: 1", "7:1", "unknown key 'learning_rate'", "here it is 'train.optimizer.lr'"),
         ("lr: 1", "7:1", "unknown key 'lr'", "belongs under train.optimizer"),
         ("num-epochs: 3", "7:1", "unknown key 'num-epochs'", "here it is 'train.until'"),
-        ("until: 3 epochs", "7:1", "unknown key 'until'", "belongs under train"),
+        ("until: 3 epochs", "7:1", "unknown key 'until'", "belongs under train or limits"),
         ("threads: 3", "7:1", "unknown key 'threads'", "belongs under resources"),
         ("batch_size: 3", "7:1", "unknown key 'batch_size'", "here it is 'data.global_batch_size'"),
         ("hidden: 3", "7:1", "unknown key 'hidden'", "belongs under model"),

@@ -84,12 +84,12 @@ def test_a_run_that_ends_while_it_is_asked_about_is_not_called_lost(runs_dir: Pa
 def test_a_plan_of_another_version_is_refused(runs_dir: Path) -> None:
     run = values.create(runs_dir)
     run.plan.write_text('{"version": 99}')
-    with pytest.raises(Refused, match="plan version 99 is not 2") as refused:
+    with pytest.raises(Refused, match="plan version 99 is not 3") as refused:
         read_plan(run)
     assert f"launch {run.resolved}" in refused.value.problems[0].hint
 
 
-@pytest.mark.parametrize("content", [b"", b'{"version": 2', b"[]", b"null", b"\xff", b'{"version": 2}'])
+@pytest.mark.parametrize("content", [b"", b'{"version": 3', b"[]", b"null", b"\xff", b'{"version": 3}'])
 def test_a_damaged_plan_is_refused(runs_dir: Path, content: bytes) -> None:
     run = values.create(runs_dir)
     run.plan.write_bytes(content)
