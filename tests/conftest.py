@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from memory_groups import make_memory_group
 from testcluster import checks
-from testcluster.layout import Cluster, ClusterError, default_scratch
+from testcluster.layout import Cluster, ClusterError, default_scratch, running_scratch
 
 SCRUBBED_PREFIXES = ("LAUNCH_", "NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "TP_", "WANDB_", "SLURM_", "XDG_")
 SCRUBBED_NAMES = frozenset(
@@ -33,6 +33,9 @@ MARK = "LAUNCH_TEST_MARK"
 """In the environment of everything that a test starts, so that what it leaves behind is known as its own."""
 LEAVE_S = 5.0
 """How long what a test has started may take to be gone after its end."""
+
+GIVEN_CLUSTER = os.environ.get("LAUNCH_TEST_CLUSTER")
+"""The scratch folder of a test cluster that is up already. Read before the session's environment is cleaned."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,12 @@ def _has_gpu() -> bool:
 
 
 def _has_slurm() -> bool:
-    """Whether the test cluster can be started: all installed, and no real SLURM that it would be in the way of."""
+    """Whether the test cluster can be started: all installed, and no real SLURM that it would be in the way of.
+
+    Or whether one was given, which is up.
+    """
+    if GIVEN_CLUSTER:
+        return running_scratch() == Path(GIVEN_CLUSTER)
     try:
         checks.refuse(Cluster(default_scratch()))
     except ClusterError:

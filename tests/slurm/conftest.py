@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launched import recipe
 from slurm_cluster import SlurmCluster
+from slurm_launched import login, on_slurm
+
+__all__ = ["login", "on_slurm", "recipe"]
+
+GIVEN_CLUSTER = os.environ.get("LAUNCH_TEST_CLUSTER")
+"""As in tests/conftest.py, which cannot be imported."""
 
 
 @pytest.fixture
@@ -23,8 +30,8 @@ def own_cluster() -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[SlurmCluster]:
     """The cluster of the session: four nodes, accounting. LAUNCH_TEST_CLUSTER: the scratch folder of one that is up."""
-    if given := os.environ.get("LAUNCH_TEST_CLUSTER"):
-        yield SlurmCluster(Path(given))
+    if GIVEN_CLUSTER:
+        yield SlurmCluster(Path(GIVEN_CLUSTER))
         return
     with tempfile.TemporaryDirectory(prefix="s-") as folder:
         cluster = SlurmCluster(Path(folder) / "c")
