@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from launcher.recipe.checks import check_named, check_whole, options_of, typed_o
 from launcher.recipe.checks_secrets import check_secrets
 from launcher.recipe.dump import dump_yaml
 from launcher.recipe.explain import explain
-from launcher.recipe.hints import did_you_mean
+from launcher.recipe.files import neighbours, read_tree, shown
 from launcher.recipe.interpolate import interpolate
 from launcher.recipe.masks import shown_override
 from launcher.recipe.nodes import (
@@ -40,10 +40,10 @@ from launcher.recipe.nodes import (
     put,
     walk,
 )
-from launcher.recipe.paths import expanded, is_file, is_folder, real, real_but_name
+from launcher.recipe.paths import expanded, is_file, real, real_but_name
 from launcher.recipe.schema import Recipe
 from launcher.recipe.typed import typed
-from launcher.recipe.yamltext import parse_value, parse_yaml
+from launcher.recipe.yamltext import parse_value
 
 Flags = Mapping[str, tuple[str, object]]
 """Key path -> (flag as typed, value). A value of None was not given."""
@@ -83,7 +83,7 @@ class LoadedRecipe:
 def load_recipe(path: Path, overrides: Sequence[str] = (), *, flags: Flags = NO_FLAGS) -> LoadedRecipe:
     """Read a recipe. Raises RecipeError with every mistake of the file, the overrides and the flags."""
     findings = Findings()
-    text, written = _read_file(path, Layer.RECIPE, findings)
+    text, written = read_tree(path, Layer.RECIPE, findings)
     if not isinstance(written, Table):
         findings.raise_if_any()
         raise AssertionError("a file that cannot be read is a finding")
@@ -98,7 +98,7 @@ def script_recipe(
 
     Raises RecipeError for a script that is not there, and for every mistake of the overrides and the flags.
     """
-    place = Place(_shown(script), Layer.RECIPE, Path.cwd())
+    place = Place(shown(script), Layer.RECIPE, Path.cwd())
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", script.stem).strip("-._")[:41] or "script"
     values = tuple(Scalar(arg, place, plain=False, literal=True) for arg in args)
     nodes: dict[str, Node] = {
@@ -167,9 +167,9 @@ def _extend(tree: Table, findings: Findings) -> Table:
         return tree
     path = written.value.place.folder / expanded(written.value.text)
     if not is_file(path):
-        findings.add(written.place, f"extends: there is no such file: {_shown(path)}", _neighbours(path))
+        findings.add(written.place, f"extends: there is no such file: {shown(path)}", neighbours(path))
         findings.raise_if_any()
-    _, base = _read_file(path, Layer.EXTENDS, findings)
+    _, base = read_tree(path, Layer.EXTENDS, findings)
     if not isinstance(base, Table):
         findings.raise_if_any()
         raise AssertionError("a file that cannot be read is a finding")
@@ -206,70 +206,6 @@ def _with_flags(tree: Table, flags: Flags) -> Table:
             place = Place(flag, Layer.FLAG, Path.cwd())
             tree = put(tree, tuple(key.split(".")), from_python(value, place), place)
     return tree
-
-
-def _read_file(path: Path, layer: Layer, findings: Findings) -> tuple[str, Node | None]:
-    """The text and the tree of a file; None, with the reason in `findings`, where it is no recipe at all."""
-    start = Place(_shown(path), layer, real(path).parent, line=1, column=1)
-    text = _read_text(path, start, findings)
-    tree = None if text is None else parse_yaml(text, start, findings)
-    if tree is not None and not isinstance(tree, Table):
-        findings.add(tree.place, "is not a recipe: it has no keys", "a recipe is made of `key: value` lines")
-        tree = None
-    return text or "", tree
-
-
-def _read_text(path: Path, start: Place, findings: Findings) -> str | None:
-    whole = replace(start, line=0)
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        hint = _neighbours(path)
-        # Whole, as it was typed, so that it can be copied.
-        findings.add(whole, "there is no such file", hint.replace("mean '", f"mean '{_typed_folder(path)}"))
-        return None
-    except IsADirectoryError:
-        findings.add(whole, "is a folder, not a recipe", _recipes_in(path))
-        return None
-    except OSError as error:
-        findings.add(whole, f"cannot be read: {error.strerror}")
-        return None
-    if path.suffix == ".py":
-        findings.add(whole, "is a script, not a recipe", "`launch SCRIPT.py -- arguments` runs it as it is")
-        return None
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        before = content[: error.start]
-        line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
-        findings.add(start.at(line, column), f"is not UTF-8: byte 0x{content[error.start]:02x}", "save it as UTF-8")
-        return None
-
-
-def _shown(path: Path) -> str:
-    """A path as a user would type it: relative where it lies below the current folder."""
-    absolute_path = path if path.is_absolute() else Path.cwd() / path
-    try:
-        return str(absolute_path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-def _typed_folder(path: Path) -> str:
-    return "" if path.parent == Path() else f"{path.parent}/"
-
-
-def _neighbours(path: Path) -> str:
-    """What a mistyped file name may have meant."""
-    folder = path.parent
-    if not is_folder(folder):
-        return f"there is no folder {folder}"
-    return did_you_mean(path.name, [other.name for other in folder.glob("*.y*ml")])
-
-
-def _recipes_in(folder: Path) -> str:
-    names = sorted(path.name for path in folder.glob("*.yaml"))
-    return f"it holds {', '.join(names)}" if names else ""
 
 
 def _listed(entry: Entry) -> tuple[Node, ...]:

@@ -21,11 +21,18 @@ class Layer(IntEnum):
 
     RECIPE = 0
     EXTENDS = 1
-    OVERRIDE = 2
-    FLAG = 3
+    PROFILE = 2
+    OVERRIDE = 3
+    FLAG = 4
 
 
-_ORIGIN = {Layer.RECIPE: "", Layer.EXTENDS: "extends ", Layer.OVERRIDE: "override ", Layer.FLAG: "flag "}
+_ORIGIN = {
+    Layer.RECIPE: "",
+    Layer.EXTENDS: "extends ",
+    Layer.PROFILE: "profile ",
+    Layer.OVERRIDE: "override ",
+    Layer.FLAG: "flag ",
+}
 
 
 @dataclass(frozen=True)
@@ -108,14 +115,22 @@ class Findings:
         """Note one mistake. What has the form of a secret key is not repeated."""
         self._found.append((place, masked(message), hint))
 
+    def extend(self, others: Findings) -> None:
+        """Note what was found elsewhere."""
+        self._found += others._found
+
     def raise_if_any(self) -> None:
         """Raise RecipeError with all of them, by file and line, each once."""
         if not self._found:
             return
         ordered = sorted(self._found, key=lambda found: (found[0].layer, found[0].line, found[0].column))
-        raise RecipeError(
-            [Problem(where=str(place), message=text, hint=hint) for place, text, hint in dict.fromkeys(ordered)]
-        )
+        hints: dict[tuple[Place, str], str] = {}
+        for place, text, hint in ordered:
+            hints.setdefault((place, text), hint)
+        raise RecipeError([Problem(where=str(place), message=text, hint=hint) for (place, text), hint in hints.items()])
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
 
 
 def dotted(keys: Keys) -> str:

@@ -22,7 +22,15 @@ MAX_NODES = 50_000
 """Anchors may repeat a part, and repeats of repeats grow without bound; no recipe comes near these two."""
 
 
-def parse_yaml(text: str, start: Place, findings: Findings) -> Node | None:
+EMPTY_HINTS = {
+    "recipe": "a recipe has a name and either model, data and train, or a script",
+    "profile": "a profile names its `executor`: slurm, local or here",
+    "config": "its one key is `on: NAME`; or remove the file",
+}
+"""What a file of each kind holds at least."""
+
+
+def parse_yaml(text: str, start: Place, findings: Findings, *, kind: str = "recipe") -> Node | None:
     """Read YAML text that begins at `start`. Returns None, with the reason in `findings`, where it cannot be read."""
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
@@ -38,7 +46,7 @@ def parse_yaml(text: str, start: Place, findings: Findings) -> Node | None:
         findings.add(start, "nested too deeply to be read")
         return None
     if root is None:
-        findings.add(start, "is empty", "a recipe has a name and either model, data and train, or a script")
+        findings.add(start, "is empty", EMPTY_HINTS[kind])
         return None
     try:
         return _Builder(start, findings).build(root, ())
