@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ExitCode, Problem, Refused
-from launcher.executors.base import Executor, JobRef, get_executor, job_alive
+from launcher.executors.base import Executor, JobRef, Watcher, get_executor, observe_job
 from launcher.road import Request, make_run, prepared, start
 from launcher.runs.create import record_event
 from launcher.runs.events import read_events
@@ -28,9 +28,12 @@ from launcher.runs.fold import RunRecord
 from launcher.runs.load import read_record, read_result
 from launcher.runs.logs import select_logs
 from launcher.runs.metrics import read_metrics
+from launcher.runs.observed import Observation
 from launcher.runs.rundir import RunDir
 
 _POLL_S = 0.05
+_POLL_FAR_S = 0.5
+"""For the files of a run on a cluster; its scheduler is asked less often."""
 
 _attached: list[Run] = []
 """Runs that end with this process. They are held here, so that one nobody keeps in a variable is not ended early."""
@@ -73,7 +76,7 @@ class Run:
 
     def status(self) -> RunRecord:
         """Where it stands: state, cause, nodes, workers, step ..."""
-        record = read_record(self._folder, self._alive)
+        record = read_record(self._folder, self._observe)
         if record.state.is_final and self._executor is not None and self._ref is not None:
             self._executor.observe(self._ref)  # a process that has ended and is not asked for stays in the table
         return record
@@ -81,10 +84,11 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait for its end and return its exit code. Raises TimeoutError; the run goes on then."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._is_running():
+        watcher = Watcher(self._observe)
+        while self._is_running(watcher):
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise TimeoutError(f"{self.run_id} has not ended within {timeout_s:g} s")
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S if self._is_local else _POLL_FAR_S)
         code = self.exit_code
         return int(ExitCode.INTERNAL) if code is None else code
 
@@ -114,15 +118,20 @@ class Run:
         record_event(self._folder, "cancel_requested")
         return executor.cancel(ref, signum=signal.SIGTERM)
 
-    def _is_running(self) -> bool:
-        if self._executor is None or self._ref is None:
-            return not self.status().state.is_final
-        return self._executor.observe(self._ref).alive is not False
+    @property
+    def _is_local(self) -> bool:
+        """Whether it was started here, so that it lives just as long as its process."""
+        return self._executor is not None and self._ref is not None and self._executor.name == "local"
 
-    def _alive(self, ref: str) -> bool | None:
+    def _is_running(self, watcher: Watcher | None = None) -> bool:
+        if self._is_local and self._executor is not None and self._ref is not None:
+            return self._executor.observe(self._ref).alive is not False
+        return not read_record(self._folder, watcher or self._observe).state.is_final
+
+    def _observe(self, ref: str) -> Observation:
         if self._executor is not None and self._ref is not None and ref == str(self._ref):
-            return self._executor.observe(self._ref).alive
-        return job_alive(ref)
+            return self._executor.observe(self._ref)
+        return observe_job(ref)
 
     def _reference(self) -> JobRef:
         if self._ref is not None:

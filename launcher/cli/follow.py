@@ -17,6 +17,7 @@ from launcher.runs.events import read_events
 from launcher.runs.fold import RunRecord, fold
 from launcher.runs.follow import Tail
 from launcher.runs.load import newest_metrics, read_record, read_result
+from launcher.runs.observed import ALIVE, GONE
 from launcher.runs.states import RunState
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Job:
 def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
     """Show a run until it has ended, pass requests to stop on, and return its exit code."""
     watch(job, inbox)
-    record = read_record(job.run, lambda _: False)
+    record = read_record(job.run, lambda _: GONE)
     result = read_result(job.run)
     exit_code = int(ExitCode.INTERNAL if record.exit_code is None else record.exit_code)
     if as_json:
@@ -104,7 +105,7 @@ def stop_message(plan: Plan, asked: int) -> str:
 def live_status(run: RunDir) -> str:
     """The line below the output: where the run stands now. What an earlier attempt reached is not where it is."""
     events = list(read_events(run.path))
-    record: RunRecord = fold(events, True, None, run_id=run.run_id)
+    record: RunRecord = fold(events, ALIVE, None, run_id=run.run_id)
     if record.waiting is not None:
         missing = ", ".join(map(str, record.waiting.get("missing", ())))
         return f"{run.run_id}  waiting for node {missing}, {record.waiting.get('waited_s', 0):.0f} s"

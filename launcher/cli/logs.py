@@ -66,14 +66,15 @@ def _show(run: RunDir, paths: Sequence[Path]) -> None:
 
 def _follow(chosen: Callable[[], list[Path]], run: RunDir) -> None:
     """Show what is added to the chosen logs, those of later attempts too, until the run has ended."""
-    from launcher.executors.base import job_alive
+    from launcher.executors.base import Watcher
     from launcher.runs.follow import Tail
     from launcher.runs.load import read_record
 
+    watcher = Watcher()
     tails: dict[Path, Tail] = {}
     shown: Path | None = None
     while True:
-        record = read_record(run, job_alive)
+        record = read_record(run, watcher)
         ended = record.state.is_final
         for path in chosen():
             tail = tails.setdefault(path, Tail(path))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def report(run: str, as_json: bool) -> None:
     """Why RUN ended, what each of its attempts came to, and where the time went."""
     from launcher.cli.summary import final_block, here
-    from launcher.executors.base import job_alive
+    from launcher.executors.base import observe_job
     from launcher.runs.attempts import attempt_rows, attempts_table, time_table
     from launcher.runs.events import read_events
     from launcher.runs.find import find_run
@@ -32,7 +32,7 @@ def report(run: str, as_json: bool) -> None:
     from launcher.runs.times import newest_submission, spans, time_parts
 
     found = find_run(run)
-    record, result, plan = read_record(found, job_alive), read_result(found), read_plan(found)
+    record, result, plan = read_record(found, observe_job), read_result(found), read_plan(found)
     events = read_events(found.path)
     goes_on = record.state is not RunState.UNKNOWN and not record.state.is_final
     now_s = time.time() if goes_on else None

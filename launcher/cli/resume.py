@@ -55,12 +55,12 @@ class Wishes:
 def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
     from launcher.cli.run import show_json, submit
     from launcher.cli.signals import SignalInbox
-    from launcher.executors.base import get_executor, job_alive
+    from launcher.executors.base import get_executor, observe_job
     from launcher.road import load_again, recipe_flags, refuse
     from launcher.runs.create import record_event, resolved_recipe, update_plan
     from launcher.runs.load import read_plan, read_record
 
-    record = read_record(run, job_alive)
+    record = read_record(run, observe_job)
     check_ended(record)
     old = read_plan(run)
     loaded = load_again(run, old, wishes.overrides, recipe_flags(nodes=wishes.nodes))

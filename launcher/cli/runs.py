@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.executors.base import job_alive
+from launcher.executors.base import observe_job
+from launcher.runs.observed import GONE
 from launcher.wording import first_line, shortened
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def status(run: str, as_json: bool) -> None:
     from launcher.runs.load import read_record
 
     found = find_run(run)
-    record = read_record(found, job_alive)
+    record = read_record(found, observe_job)
     print(json.dumps(status_fields(record, found), ensure_ascii=False) if as_json else status_text(record, found))
 
 
@@ -69,7 +70,7 @@ def cancel(run: str) -> int:
     from launcher.runs.load import read_plan, read_record
 
     found = find_run(run)
-    record = read_record(found, job_alive)
+    record = read_record(found, observe_job)
     if record.state.is_final:
         print(f"{found.run_id} has ended already: {record.state}")
         return 0
@@ -81,7 +82,7 @@ def cancel(run: str) -> int:
     if not wait_until_gone(executor, ref, limit_s=read_plan(found).limits.grace_s + _LEAVE_S):
         print(f"{found.run_id} is still there; `launch cancel {run}` ends it at once")
         return 1
-    record = read_record(found, lambda _: False)
+    record = read_record(found, lambda _: GONE)
     print(f"{found.run_id} {record.state}" + (f": {record.sentence}" if record.sentence else ""))
     return 0
 
@@ -106,7 +107,7 @@ def reachable(record: RunRecord) -> str:
 
     if record.ref is None:
         raise Refused([Problem(where=record.run_id, message="it was never submitted; there is nothing to stop")])
-    if job_alive(record.ref) is None:
+    if observe_job(record.ref).alive is None:
         message = f"it runs on {record.host}, and this is {socket.gethostname()}"
         hint = f"on {record.host}: launch cancel {record.run_id}"
         raise Refused([Problem(where=record.run_id, message=message, hint=hint)])
@@ -200,7 +201,7 @@ def _row(pointer: Pointer) -> dict[str, Any]:
     row: dict[str, Any] = {"run_id": pointer.run_id, "created_s": pointer.created_s, "run_dir": str(pointer.run.path)}
     if pointer.gone:
         return {**row, "state": "GONE", "why": f"moved or deleted: {pointer.run.path}"}
-    record = read_record(pointer.run, job_alive)
+    record = read_record(pointer.run, observe_job)
     kept = {"state": record.state.value, "step": record.step, "total_steps": record.total_steps}
     return {**row, **kept, "exit_code": record.exit_code, "why": record.sentence}
 

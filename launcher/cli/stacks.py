@@ -22,14 +22,14 @@ def stacks(run: str, rank: int | None, verbose: bool, as_json: bool) -> int:
     """Where every rank of RUN is now: its Python stack. Ranks at the same place stand together."""
     import socket
 
-    from launcher.executors.base import job_alive
+    from launcher.executors.base import observe_job
     from launcher.runs.find import find_run
     from launcher.runs.load import read_record
     from launcher.runs.spy import take_stacks
     from launcher.runs.stacks import as_fields, detail, summary
 
     found = find_run(run)
-    record = read_record(found, job_alive)
+    record = read_record(found, observe_job)
     targets = targets_of(record, found, rank)
     taken = take_stacks(targets, run_id=found.run_id, hostname=socket.gethostname())
     shown = [stack for stack in taken if stack.threads]

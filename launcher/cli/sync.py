@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 def sync(run: str, dry_run: bool) -> int:
     """Upload what W&B kept offline of RUN: all attempts, in order, as one W&B run."""
     from launcher.errors import Problem, Refused
-    from launcher.executors.base import job_alive
+    from launcher.executors.base import observe_job
     from launcher.runs.find import find_run
     from launcher.runs.load import read_plan, read_record
 
     found = find_run(run)
-    plan, record = read_plan(found), read_record(found, job_alive)
+    plan, record = read_plan(found), read_record(found, observe_job)
     if not record.state.is_final and record.workers:
         hint = f"launch sync {found.run_id}, when it has ended"
         raise Refused([Problem(where=found.run_id, message=f"it goes on: {record.state}", hint=hint)])

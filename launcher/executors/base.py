@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -72,10 +74,42 @@ class Executor(Protocol):
         """
 
 
-def job_alive(ref: str) -> bool | None:
-    """Whether a job is alive, in the words of its own executor; None = it cannot be told from here."""
-    job = JobRef.parse(ref)
-    return get_executor(job.executor).observe(job).alive
+def observe_job(ref: str) -> Observation:
+    """What the place of a job says about it now, by its printed reference."""
+    return observe_jobs([ref])[ref]
+
+
+def observe_jobs(refs: Sequence[str]) -> dict[str, Observation]:
+    """The same of many jobs, wherever they are: one question to each place."""
+    places: dict[str, dict[JobRef, str]] = {}
+    for ref in refs:
+        job = JobRef.parse(ref)
+        places.setdefault(job.executor, {})[job] = ref
+    seen: dict[str, Observation] = {}
+    for name, jobs in places.items():
+        told = get_executor(name).observe_all(list(jobs))
+        seen |= {ref: told[job] for job, ref in jobs.items()}
+    return seen
+
+
+_ASK_EVERY_S = {"slurm": 3.0}
+"""How often a place is asked about a job that is waited for: each question to a scheduler is one to all its users."""
+
+
+class Watcher:
+    """Asks about jobs again and again, but not more often than their places like. Else it repeats the last answer."""
+
+    def __init__(self, observe: Callable[[str], Observation] = observe_job) -> None:
+        self._observe = observe
+        self._said: dict[str, tuple[float, Observation]] = {}
+
+    def __call__(self, ref: str) -> Observation:
+        """What the place said when it was last asked: now, or some seconds ago."""
+        asked_s, seen = self._said.get(ref, (-math.inf, Observation(alive=None)))
+        if time.monotonic() - asked_s >= _ASK_EVERY_S.get(JobRef.parse(ref).executor, 0.0):
+            seen = self._observe(ref)
+            self._said[ref] = time.monotonic(), seen
+        return seen
 
 
 def get_executor(name: str) -> Executor:

@@ -15,6 +15,7 @@ from launcher.runs.code import read_code
 from launcher.runs.events import read_events
 from launcher.runs.fold import fold
 from launcher.runs.load import read_plan, read_result
+from launcher.runs.observed import ALIVE
 from launcher.runs.rundir import RunDir
 
 _TEXT_LINES = 2_000
@@ -112,7 +113,7 @@ def _lines(path: Path) -> list[str] | None:
 
 def _result_so_far(run: RunDir) -> dict[str, Any]:
     """Of a run that has no result yet, or never will have: what its events say."""
-    record = fold(read_events(run.path), True, None, run_id=run.run_id)
+    record = fold(read_events(run.path), ALIVE, None, run_id=run.run_id)
     return {"state": record.state.value, "step": record.step, "metrics": dict(record.metrics or {})}
 
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.runs.events import Event, time_of
+from launcher.runs.observed import Observation
 from launcher.runs.states import POLICIES, TRANSITIONS, Cause, RunState
 
 NodeRecord = dict[str, Any]
 WorkerRecord = dict[str, Any]
+AllocationRecord = dict[str, Any]
+
+_LAST_WORDS_S = 20.0
+"""What a run wrote before its job ended is seen on another machine after this time, on a slow file system too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +31,16 @@ class RunRecord:
     """The same in the words of the head agent, with what it decided."""
     exit_code: int | None = None
     ref: str | None = None
-    """The job in the words of its executor. None = never submitted."""
+    """The job in the words of its executor, the newest of them. None = never submitted."""
+    chain: tuple[str, ...] = ()
+    """The jobs that were submitted at once, each to go on where the one before it ends."""
+    allocations: tuple[AllocationRecord, ...] = ()
+    """`{allocation, job, nodes, submitted_s, started_s, ended_s, cause, sentence, saved, step}` of a run on SLURM, by
+    number, over all launches and resumes. ended_s None: it is the present one, or nobody wrote down its end."""
+    queue: Observation | None = None
+    """What SLURM says of the job, where it was asked."""
+    is_cancelled: bool = False
+    """Whether `launch cancel` was called since the launch or the newest resume."""
     host: str = ""
     """Where the supervisor runs, or where the run was made."""
     attempts: int = 0
@@ -52,22 +66,45 @@ class RunRecord:
     created_s: float | None = None
     started_s: float | None = None
     """When the current submission began: the launch or the newest resume."""
+    submitted_s: float | None = None
+    """When its newest job was submitted, or requeued."""
     ended_s: float | None = None
     last_event_s: float | None = None
 
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """The jobs that may be carrying the run, or may yet: its newest, and what follows that in a chain."""
+        if self.ref in self.chain:
+            return self.chain[self.chain.index(self.ref) :]
+        return () if self.ref is None else (self.ref,)
+
+    @property
+    def on_slurm(self) -> bool:
+        """Whether a scheduler knows more of its job than whether it is alive."""
+        return self.ref is not None and self.ref.startswith("slurm:")
+
 
 def fold(
-    events: Iterable[Event], observation_alive: bool | None, result: Mapping[str, Any] | None, *, run_id: str = ""
+    events: Iterable[Event],
+    seen: Observation,
+    result: Mapping[str, Any] | None,
+    *,
+    run_id: str = "",
+    now_s: float | None = None,
 ) -> RunRecord:
-    """Where a run stands. Never raises for an event that it does not know, or for one that came late."""
+    """Where a run stands. Never raises for an event that it does not know, or for one that came late.
+
+    seen: what the place says of its job. now_s: the time at which it said so; it tells a job that ended just now,
+    whose last words are on their way, from one that has vanished.
+    """
     record = RunRecord(run_id=run_id)
     for event in events:
         record = apply(record, event)
     if result is not None:
         record = _with_result(record, result)
     if not record.state.is_final:
-        record = _judge(record, observation_alive)
-    if record.state.is_final or observation_alive is False:
+        record = _judge(record, seen, now_s)
+    if record.state.is_final or seen.alive is False or record.state in _WAITING:
         record = replace(record, workers=(), nodes=_set_nodes(record, "ended"))
     return record
 
@@ -80,6 +117,10 @@ def apply(record: RunRecord, event: Event) -> RunRecord:
     if name in _STATES:
         record = _moved(record, _STATES[name])
     return _HANDLERS[name](record, event) if name in _HANDLERS else record
+
+
+_WAITING = (RunState.SUBMITTED, RunState.PENDING, RunState.REQUEUED)
+"""The states of a run of which nothing runs."""
 
 
 def _moved(record: RunRecord, state: RunState) -> RunRecord:
@@ -95,12 +136,19 @@ _STATES: dict[str, RunState] = {
     "waiting": RunState.STARTING,
     "attempt_started": RunState.RUNNING,
     "restarting": RunState.RESTARTING,
+    "requeued": RunState.REQUEUED,
 }
 """The state that an event leads to, where the present one allows it."""
 
 
 def _submitted(record: RunRecord, event: Event) -> RunRecord:
-    return replace(record, ref=_text(event.get("ref")))
+    chain = event.get("chain")
+    return replace(
+        record,
+        ref=_text(event.get("ref")),
+        chain=tuple(map(str, chain)) if isinstance(chain, list) else (),
+        submitted_s=record.last_event_s,
+    )
 
 
 def _created(record: RunRecord, event: Event) -> RunRecord:
@@ -113,6 +161,9 @@ def _resumed(record: RunRecord, event: Event) -> RunRecord:
     return replace(
         _moved(ended, RunState.SUBMITTED),
         ref=None,
+        chain=(),
+        is_cancelled=False,
+        submitted_s=None,
         started_s=record.last_event_s,
         cause=None,
         sentence="",
@@ -144,6 +195,81 @@ def _agent_lost(record: RunRecord, event: Event) -> RunRecord:
     lost = _int(event.get("node"))
     workers = tuple(worker for worker in record.workers if worker["node"] != lost)
     return replace(_set_node(record, lost, state="lost", status=_int(event.get("status"))), workers=workers)
+
+
+def _node_failed(record: RunRecord, event: Event) -> RunRecord:
+    """A node that could not take part: with the failures, though no attempt and no rank of it is known."""
+    failed = _set_node(record, event.get("node"), host=str(event.get("host", "")), state="failed")
+    return replace(failed, failures=(*record.failures, {**event, "attempt": record.attempts, "rank": None}))
+
+
+def _allocation_started(record: RunRecord, event: Event) -> RunRecord:
+    """A job has its nodes. Whatever the last one left open is over, for a run has one at a time."""
+    number = _int(event.get("allocation")) or len(record.allocations) + 1
+    nodes, left_s = event.get("nodes"), event.get("seconds_left")
+    allocation: AllocationRecord = {
+        "allocation": number,
+        "job": str(event.get("job", "")),
+        "nodes": [str(node) for node in nodes] if isinstance(nodes, list) else [],
+        "submitted_s": record.submitted_s,
+        "started_s": record.last_event_s,
+        "limit_s": time_of(event) + left_s if isinstance(left_s, int | float) else None,
+        "ended_s": None,
+        "cause": None,
+        "sentence": "",
+        "saved": None,
+        "step": None,
+    }
+    others = [each for each in record.allocations if each["allocation"] != number]
+    job = f"slurm:{allocation['job']}"
+    begun = replace(
+        _moved(_moved(record, RunState.REQUEUED), RunState.STARTING),
+        allocations=tuple(sorted([*others, allocation], key=_by("allocation"))),
+        ref=job if allocation["job"] and (record.ref is None or record.on_slurm) else record.ref,
+        nodes=(),
+        workers=(),
+        waiting=None,
+        stop_reason=None,
+    )
+    for index, host in enumerate(allocation["nodes"]):
+        begun = _set_node(begun, index, host=host)
+    return begun
+
+
+def _allocation_ended(record: RunRecord, event: Event) -> RunRecord:
+    number, cause = _int(event.get("allocation")), _cause(event.get("cause"))
+    ended = {
+        "ended_s": record.last_event_s,
+        "cause": cause,
+        "sentence": allocation_sentence(event),
+        "saved": event.get("saved"),
+        "step": _int(event.get("step")),
+    }
+    allocations = tuple({**each, **ended} if each["allocation"] == number else each for each in record.allocations)
+    return replace(record, allocations=allocations, workers=(), nodes=_set_nodes(record, "ended"), waiting=None)
+
+
+def allocation_sentence(event: Mapping[str, Any]) -> str:
+    """Why an allocation ended, by its `allocation_ended`."""
+    cause, host = _cause(event.get("cause")), event.get("host")
+    if reason := _text(event.get("reason")):
+        return reason
+    if cause is Cause.NODE_LOST and host:
+        return f"node {host} was lost"
+    return _sentence(cause)
+
+
+def _requeued(record: RunRecord, event: Event) -> RunRecord:
+    ref = _text(event.get("ref")) or record.ref
+    return replace(record, ref=ref, workers=(), submitted_s=record.last_event_s)
+
+
+def _cancel_requested(record: RunRecord, event: Event) -> RunRecord:
+    return replace(record, is_cancelled=True)
+
+
+def _stopped(record: RunRecord, event: Event) -> RunRecord:
+    return replace(record, stop_reason=_text(event.get("reason")) or record.stop_reason, workers=())
 
 
 def _waiting(record: RunRecord, event: Event) -> RunRecord:
@@ -234,6 +360,12 @@ _HANDLERS: dict[str, Callable[[RunRecord, Event], RunRecord]] = {
     "agent_started": _agent_started,
     "agent_lost": _agent_lost,
     "node_joined": _node_joined,
+    "node_failed": _node_failed,
+    "allocation_started": _allocation_started,
+    "allocation_ended": _allocation_ended,
+    "requeued": _requeued,
+    "cancel_requested": _cancel_requested,
+    "stopped": _stopped,
     "waiting": _waiting,
     "attempt_started": _attempt_started,
     "worker_started": _worker_started,
@@ -271,22 +403,72 @@ def _with_result(record: RunRecord, result: Mapping[str, Any]) -> RunRecord:
     )
 
 
-def _judge(record: RunRecord, alive: bool | None) -> RunRecord:
+def _judge(record: RunRecord, seen: Observation, now_s: float | None) -> RunRecord:
     """The state of a run that did not say how it ended."""
-    if alive:
-        return record
+    if seen.alive:
+        return _in_queue(record, seen)
     was = record.state.value
     if record.ref is None:
         return replace(record, state=RunState.UNKNOWN, sentence="it was never submitted")
-    if alive is None:
-        sentence = f"last seen {was}; whether it is alive cannot be told from here, ask on {record.host or 'its host'}"
-        return replace(record, state=RunState.UNKNOWN, sentence=sentence)
+    if seen.alive is None:
+        why = f"whether it is alive cannot be told from here, ask on {record.host or 'its host'}"
+        if record.on_slurm:
+            why = seen.detail or "whether it is alive cannot be told from here"
+        return replace(record, state=RunState.UNKNOWN, sentence=f"last seen {was}; {why}", queue=_told(seen))
+    if record.on_slurm:
+        return _vanished(record, seen, now_s)
     gone = replace(record, state=RunState.FAILED, ended_s=record.last_event_s)
     lost = next((node for node in record.nodes if node["state"] == "lost" and node.get("status") is not None), None)
     if lost is not None:
         return _without_agent(gone, lost)
     sentence = f"it is gone, and did not say why; last seen {was} (its processes were killed, or the machine went down)"
     return replace(gone, cause=Cause.LAUNCHER_LOST, sentence=sentence)
+
+
+def _in_queue(record: RunRecord, seen: Observation) -> RunRecord:
+    """What the place knows better than the events: that a job waits, or has got its nodes."""
+    record = replace(record, queue=_told(seen))
+    if seen.waits:
+        again = record.state not in (RunState.SUBMITTED, RunState.PENDING, RunState.UNKNOWN)
+        return _moved(record, RunState.REQUEUED if again else RunState.PENDING)
+    # A job that asked to be requeued runs on until SLURM has ended it.
+    return _moved(record, RunState.STARTING) if seen.state and record.state is RunState.SUBMITTED else record
+
+
+def _told(seen: Observation) -> Observation | None:
+    """What is worth showing: a place that only knows whether a job is alive adds nothing."""
+    return seen if seen.state or seen.detail else None
+
+
+_GONE: dict[str, tuple[RunState, Cause]] = {
+    "CANCELLED": (RunState.CANCELLED, Cause.CANCELLED),
+    "TIMEOUT": (RunState.TIMED_OUT, Cause.TIME_LIMIT),
+    "DEADLINE": (RunState.TIMED_OUT, Cause.TIME_LIMIT),
+    "PREEMPTED": (RunState.PREEMPTED, Cause.PREEMPTED),
+    "NODE_FAIL": (RunState.FAILED, Cause.NODE_LOST),
+    "BOOT_FAIL": (RunState.FAILED, Cause.NODE_LOST),
+    "OUT_OF_MEMORY": (RunState.FAILED, Cause.OOM_KILLED),
+}
+"""What became of a run whose job SLURM has ended before anybody could write it down."""
+
+
+def _vanished(record: RunRecord, seen: Observation, now_s: float | None) -> RunRecord:
+    """A job that is not in the queue any more, and of which nobody says how the run ended."""
+    ident = (record.ref or "").partition(":")[2]
+    over = f"job {ident} is over ({seen.state})" if seen.state else f"SLURM does not know job {ident} any more"
+    ended_s = seen.ends_s if seen.ends_s is not None else record.last_event_s
+    record = replace(record, queue=_told(seen))
+    if now_s is not None and ended_s is not None and now_s - ended_s < _LAST_WORDS_S:
+        return replace(record, sentence=f"{over}; its last words may take some seconds to arrive")
+    gone = replace(record, ended_s=ended_s, exit_code=record.exit_code or seen.exit_code or None)
+    if seen.state in _GONE:
+        state, cause = _GONE[seen.state]
+        return replace(gone, state=state, cause=cause, sentence=f"{_sentence(cause)} (SLURM: {seen.state})")
+    if record.is_cancelled:
+        return replace(gone, state=RunState.CANCELLED, cause=Cause.CANCELLED, sentence=_sentence(Cause.CANCELLED))
+    looked = "" if record.allocations else "; it may not have begun: slurm/ in the run directory has its output, if any"
+    sentence = f"it vanished: {over}, and nobody wrote down why; last seen {record.state.value}{looked}"
+    return replace(gone, state=RunState.FAILED, cause=Cause.LAUNCHER_LOST, sentence=sentence)
 
 
 def _without_agent(record: RunRecord, lost: NodeRecord) -> RunRecord:

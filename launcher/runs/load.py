@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,46 @@ from launcher.errors import Problem, Refused
 from launcher.planning.plan import Plan
 from launcher.runs.events import parse_object, read_events
 from launcher.runs.fold import RunRecord, fold
+from launcher.runs.observed import ALIVE, UNKNOWN, Observation
 from launcher.runs.rundir import RunDir
 from launcher.runs.steps import tail
 
-Alive = Callable[[str], bool | None]
-"""Asks the place of a job, given its printed reference, whether it is alive; None = it cannot be told."""
+Observe = Callable[[str], Observation]
+"""Asks the place of a job about it, given its printed reference."""
+ObserveAll = Callable[[Sequence[str]], Mapping[str, Observation]]
+"""The same of many jobs, at the price of one question per place."""
 
 
-def read_record(run: RunDir, alive: Alive) -> RunRecord:
+def read_record(run: RunDir, observe: Observe) -> RunRecord:
     """Where a run stands now. A job is asked for only when the events leave it open how the run ended."""
-    record = fold(read_events(run.path), True, read_result(run), run_id=run.run_id)
-    if not record.state.is_final:
-        # Asked first, read again after: what the job wrote before it ended is then seen.
-        observed = alive(record.ref) if record.ref else None
-        record = fold(read_events(run.path), observed, read_result(run), run_id=run.run_id)
+    return read_records([run], lambda refs: {ref: observe(ref) for ref in refs})[0]
+
+
+def read_records(runs: Sequence[RunDir], observe_all: ObserveAll) -> list[RunRecord]:
+    """Where each of these runs stands now. All jobs that have to be asked for are asked for at once."""
+    records = [_fold(run, ALIVE) for run in runs]
+    open_ones = [index for index, record in enumerate(records) if not record.state.is_final]
+    refs = list(dict.fromkeys(ref for index in open_ones for ref in records[index].jobs))
+    # Asked first, read again after: what the job wrote before it ended is then seen.
+    seen = observe_all(refs) if refs else {}
+    now_s = time.time()
+    for index in open_ones:
+        records[index] = _stepped(_fold(runs[index], _carrier(records[index].jobs, seen), now_s), runs[index])
+    return records
+
+
+def _fold(run: RunDir, seen: Observation, now_s: float | None = None) -> RunRecord:
+    return fold(read_events(run.path), seen, read_result(run), run_id=run.run_id, now_s=now_s)
+
+
+def _carrier(jobs: Sequence[str], seen: Mapping[str, Observation]) -> Observation:
+    """What is said of the job that carries a run: of a chain the first that is not over."""
+    told = [seen[job] for job in jobs if job in seen]
+    return next((each for each in told if each.alive is not False), told[0] if told else UNKNOWN)
+
+
+def _stepped(record: RunRecord, run: RunDir) -> RunRecord:
+    """A run that goes on is as far as its metrics."""
     if record.state.is_final or not (newest := newest_metrics(run.metrics)):
         return record
     return replace(record, step=int(newest[-1]["step"]))

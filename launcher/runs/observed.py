@@ -22,7 +22,7 @@ class Observation:
     starts_s: float | None = None
     """When it is expected to start, in seconds since the epoch."""
     ends_s: float | None = None
-    """When its time limit ends it."""
+    """When its time limit ends it; of one that is over, when it ended."""
     nodes: str = ""
     """In the place's own spelling: n[1-2]."""
 
@@ -33,3 +33,5 @@ class Observation:
 
 
 UNKNOWN = Observation(alive=None)
+ALIVE = Observation(alive=True)
+GONE = Observation(alive=False)

@@ -19,6 +19,7 @@ from launcher.runs.create import claimed
 from launcher.runs.events import read_events
 from launcher.runs.find import all_runs, state_folder
 from launcher.runs.fold import fold
+from launcher.runs.observed import GONE
 from launcher.runs.rundir import RunDir
 
 Launch = Callable[..., Any]
@@ -286,7 +287,7 @@ def test_status_says_how_far_the_training_is_and_why_it_failed(tmp_path: Path) -
         {"event": "tracking", "wandb": {"mode": "offline", "sync": "wandb sync x"}},
     ]
     result = {"state": "FAILED", "cause": "oom", "reason": "no memory; not retried", "metrics": {"eval/loss": 0.0812}}
-    text = status_text(fold(events, False, result, run_id="a"), RunDir(tmp_path))
+    text = status_text(fold(events, GONE, result, run_id="a"), RunDir(tmp_path))
     for line in (
         "step      300/632",
         "metrics   eval/loss 0.0812",
@@ -295,7 +296,7 @@ def test_status_says_how_far_the_training_is_and_why_it_failed(tmp_path: Path) -
     ):
         assert f"  {line}\n" in f"{text}\n"
     assert "why       no memory; not retried" in text
-    assert "step " not in status_text(fold([], False, None, run_id="a"), RunDir(tmp_path)), "a script says no steps"
+    assert "step " not in status_text(fold([], GONE, None, run_id="a"), RunDir(tmp_path)), "a script says no steps"
 
 
 def test_status_of_a_run_that_was_stopped_names_failures_only(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_status_of_a_run_that_was_stopped_names_failures_only(tmp_path: Path) ->
         {**ended, "node": 0, "rank": 0},
         {**ended, "node": 1, "rank": 1, "cause": "worker_error", "message": f"ValueError: {'x' * 500}"},
     ]
-    text = status_text(fold(events, False, {"state": "CANCELLED"}, run_id="a"), RunDir(tmp_path))
+    text = status_text(fold(events, GONE, {"state": "CANCELLED"}, run_id="a"), RunDir(tmp_path))
     assert "SIGTERM" not in text
     (line,) = (line for line in text.splitlines() if "failure" in line)
     assert line.endswith("x ...")
@@ -314,7 +315,7 @@ def test_status_of_a_run_that_was_stopped_names_failures_only(tmp_path: Path) ->
 
 
 def test_what_is_complete_says_how_to_go_on() -> None:
-    record = fold([], False, {"state": "SUCCEEDED", "cause": "done", "step": 632}, run_id="a")
+    record = fold([], GONE, {"state": "SUCCEEDED", "cause": "done", "step": 632}, run_id="a")
     said = complete_text(record, {"train": {"until": "8 epochs"}})
     assert said == "a is already complete at step 632; to go on, give a larger total: train.until=... (now 8 epochs)"
     said = complete_text(record, {"script": "t.py", "args": {"epochs": 3}})

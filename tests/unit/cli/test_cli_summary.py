@@ -13,6 +13,7 @@ from pytest_regressions.file_regression import FileRegressionFixture
 from launcher.cli.screen import status_line
 from launcher.cli.summary import final_block
 from launcher.runs.fold import fold
+from launcher.runs.observed import ALIVE, GONE
 
 RUNS = Path("/home/ada/runs")
 RUN_ID = values.RUN_ID
@@ -101,13 +102,13 @@ def test_final_words(case: str, file_regression: FileRegressionFixture) -> None:
     timed = [
         {"time": 100.0 + index, **event} for index, event in enumerate([*events, {"event": "submitted", "ref": "x"}])
     ]
-    record = fold(timed, False, result, run_id=RUN_ID)
+    record = fold(timed, GONE, result, run_id=RUN_ID)
     text = final_block(record, result, values.plan(RUNS, **fields), cwd=Path("/home/ada"))
     file_regression.check(text + "\n", extension=".txt", basename=case)
 
 
 def test_a_run_elsewhere_is_shown_by_its_whole_path() -> None:
-    text = final_block(fold([], True, RESULT), RESULT, values.plan(Path("/data/runs")), cwd=Path("/home/ada"))
+    text = final_block(fold([], ALIVE, RESULT), RESULT, values.plan(Path("/data/runs")), cwd=Path("/home/ada"))
     assert f"run    /data/runs/{RUN_ID}" in text
 
 

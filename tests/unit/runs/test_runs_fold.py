@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.runs.events import Event
 from launcher.runs.fold import RunRecord, apply, fold
+from launcher.runs.observed import ALIVE, GONE, UNKNOWN, Observation
 from launcher.runs.states import FINAL, TRANSITIONS, Cause, RunState
 
 CREATED = {"event": "created", "command": ["launch"], "user": "ada", "host": "here"}
@@ -63,7 +64,24 @@ def timed(events: list[Event]) -> list[Event]:
 
 
 def folded(events: list[Event], alive: bool | None = True, result: dict[str, Any] | None = None) -> RunRecord:
-    return fold(timed(events), alive, result, run_id="r")
+    return fold(timed(events), {True: ALIVE, False: GONE, None: UNKNOWN}[alive], result, run_id="r")
+
+
+ON_SLURM: list[Event] = [
+    CREATED,
+    {"event": "submitted", "ref": "slurm:7"},
+    {"event": "allocation_started", "allocation": 1, "job": "7", "nodes": ["n1", "n2"], "seconds_left": 60.0},
+    *STARTED[1:],
+    *attempt(1),
+    {"event": "checkpoint_saved", "attempt": 1, "step": 100, "path": "checkpoints/step-100"},
+    {"event": "stop_requested", "reason": "TERM"},
+    {"event": "stopped", "reason": "TERM", "saved": True, "exit_code": 75},
+    {"event": "allocation_ended", "allocation": 1, "job": "7", "cause": "preempted", "saved": True, "step": 100},
+    {"event": "requeued", "allocation": 1, "how": "resubmit", "cause": "preempted", "ref": "slurm:8"},
+    {"event": "allocation_started", "allocation": 2, "job": "8", "nodes": ["n3", "n4"], "seconds_left": None},
+    {"event": "node_joined", "node": 0},
+    *attempt(2),
+]
 
 
 def test_a_whole_run_with_a_restart() -> None:
@@ -180,8 +198,8 @@ def test_only_a_person_leads_out_of_a_final_state() -> None:
     assert set(TRANSITIONS) == set(RunState)
 
 
-NAMES = sorted({str(event["event"]) for event in WHOLE} | {"resumed", "waiting", "stop_requested", "?"})
-FIELDS = ("attempt", "node", "rank", "pid", "state", "cause", "exit_code", "step", "host", "ref", "metrics")
+NAMES = sorted({str(event["event"]) for event in (*WHOLE, *ON_SLURM)} | {"resumed", "waiting", "node_failed", "?"})
+FIELDS = ("attempt", "node", "rank", "pid", "state", "cause", "exit_code", "step", "host", "ref", "metrics", "chain")
 VALUES: tuple[Any, ...] = (None, True, 0, 3, -1, float("inf"), float("nan"), "", "3", "FAILED", "done", [], [1], {})
 noise = st.builds(
     lambda name, fields: {**fields, "event": name},
@@ -191,15 +209,16 @@ noise = st.builds(
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.sampled_from(WHOLE) | noise, max_size=25), st.sampled_from([True, False, None]))
+@given(st.lists(st.sampled_from([*WHOLE, *ON_SLURM]) | noise, max_size=25), st.sampled_from([True, False, None]))
 def test_any_events_in_any_order_fold_and_follow_the_table(events: list[Event], alive: bool | None) -> None:
     record = RunRecord()
     for event in events:
         following = apply(record, event)
         allowed = TRANSITIONS[record.state] | {record.state}
-        assert following.state in allowed or (event["event"] == "resumed" and following.state is RunState.SUBMITTED)
+        twice = {"resumed": RunState.SUBMITTED, "allocation_started": RunState.STARTING}  # these may take two steps
+        assert following.state in allowed or following.state is twice.get(str(event["event"]))
         record = following
-    fold(events, alive, None)
+    fold(events, Observation(alive=alive), None)
 
 
 @given(st.integers(0, len(WHOLE)), st.sampled_from([True, False, None]))
@@ -216,14 +235,14 @@ def test_every_prefix_of_a_run_folds(length: int, alive: bool | None) -> None:
 )
 def test_a_run_that_ended_with_its_agent_says_so(status: int, cause: Cause, said: str) -> None:
     told = [*RUNNING, {"event": "agent_lost", "node": 1, "pid": 11, "status": status}]
-    record = fold(told, False, None)
+    record = fold(told, GONE, None)
     assert (record.state, record.cause) == (RunState.FAILED, cause)
     assert said in record.sentence
 
 
 def test_the_exit_codes_of_the_newest_attempt_are_kept() -> None:
-    assert fold(WHOLE[:13], True, None).exits == {1: 137}
-    assert fold(WHOLE, False, None).exits == {0: 0, 1: 0}
+    assert fold(WHOLE[:13], ALIVE, None).exits == {1: 137}
+    assert fold(WHOLE, GONE, None).exits == {0: 0, 1: 0}
 
 
 def test_the_step_of_a_script_is_what_it_says_of_its_progress() -> None:
@@ -232,4 +251,123 @@ def test_the_step_of_a_script_is_what_it_says_of_its_progress() -> None:
         {"event": "progress", "attempt": 1, "step": 12},
         {"event": "progress", "attempt": 1, "step": None},
     ]
-    assert fold(told, True, None).step == 12
+    assert fold(told, ALIVE, None).step == 12
+
+
+def on_slurm(until: int | None, seen: Observation, *, after_s: float = 3600.0, **asked: Event) -> RunRecord:
+    """Where a run on SLURM stands after so many of its events, so long after the last of them."""
+    events = timed([*ON_SLURM[:until], *asked.values()])
+    return fold(events, seen, None, run_id="r", now_s=events[-1]["time"] + after_s)
+
+
+WAITS = Observation(alive=True, state="PENDING", reason="Resources", starts_s=5000.0)
+RUNS = Observation(alive=True, state="RUNNING", ends_s=9000.0, nodes="n[1-2]")
+FORGOTTEN = Observation(alive=False, detail="SLURM does not know it any more")
+
+
+@pytest.mark.parametrize(
+    ("until", "seen", "state"),
+    [
+        (2, WAITS, RunState.PENDING),
+        (2, Observation(alive=True, state="CONFIGURING"), RunState.PENDING),
+        (2, RUNS, RunState.STARTING),
+        (3, RUNS, RunState.STARTING),
+        (12, RUNS, RunState.RUNNING),
+        (14, RUNS, RunState.RUNNING),
+        (15, WAITS, RunState.REQUEUED),
+        (15, RUNS, RunState.REQUEUED),
+        (16, RUNS, RunState.STARTING),
+        (None, RUNS, RunState.RUNNING),
+        (None, WAITS, RunState.REQUEUED),
+    ],
+)
+def test_the_state_on_slurm_is_that_of_the_events_and_of_the_queue(
+    until: int | None, seen: Observation, state: RunState
+) -> None:
+    record = on_slurm(until, seen)
+    assert record.state is state
+    assert record.queue is seen
+    assert record.workers == () or state is RunState.RUNNING, "nothing of it runs"
+
+
+def test_allocations_have_their_nodes_and_why_they_ended() -> None:
+    record = on_slurm(None, RUNS)
+    first, second = record.allocations
+    assert (first["job"], first["nodes"], first["cause"], first["step"]) == ("7", ["n1", "n2"], Cause.PREEMPTED, 100)
+    assert (first["sentence"], first["ended_s"] - first["started_s"]) == ("preempted by another job", 11.0)
+    assert (first["limit_s"], first["submitted_s"]) == (1062.0, 1001.0)
+    assert (second["job"], second["ended_s"], second["cause"]) == ("8", None, None)
+    assert (record.ref, record.jobs) == ("slurm:8", ("slurm:8",))
+    assert [node["host"] for node in record.nodes] == ["n3", "n4"]
+
+
+def test_the_reason_of_an_allocation_is_in_the_words_of_who_ended_it() -> None:
+    ended = {"event": "allocation_ended", "allocation": 1, "cause": "node_lost", "host": "n2", "node": 1}
+    assert on_slurm(13, RUNS, ended=ended).allocations[0]["sentence"] == "node n2 was lost"
+    ended = {**ended, "reason": "n2 did not answer for 20 s"}
+    assert on_slurm(13, RUNS, ended=ended).allocations[0]["sentence"] == "n2 did not answer for 20 s"
+
+
+def test_the_next_of_a_chain_may_carry_the_run() -> None:
+    submitted = {"event": "submitted", "ref": "slurm:7", "chain": ["slurm:7", "slurm:8", "slurm:9"]}
+    assert folded([CREATED, submitted]).jobs == ("slurm:7", "slurm:8", "slurm:9")
+    started = {"event": "allocation_started", "allocation": 2, "job": "8", "nodes": ["n1"]}
+    assert folded([CREATED, submitted, started]).jobs == ("slurm:8", "slurm:9")
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "cause"),
+    [
+        ("CANCELLED", RunState.CANCELLED, Cause.CANCELLED),
+        ("TIMEOUT", RunState.TIMED_OUT, Cause.TIME_LIMIT),
+        ("PREEMPTED", RunState.PREEMPTED, Cause.PREEMPTED),
+        ("NODE_FAIL", RunState.FAILED, Cause.NODE_LOST),
+        ("OUT_OF_MEMORY", RunState.FAILED, Cause.OOM_KILLED),
+        ("FAILED", RunState.FAILED, Cause.LAUNCHER_LOST),
+        ("", RunState.FAILED, Cause.LAUNCHER_LOST),
+    ],
+)
+def test_a_job_that_slurm_has_ended_says_how(word: str, state: RunState, cause: Cause) -> None:
+    """F051: no endless wait for a job that is gone."""
+    record = on_slurm(12, Observation(alive=False, state=word))
+    assert (record.state, record.cause) == (state, cause)
+    assert word in record.sentence
+
+
+def test_a_job_that_vanished_after_a_cancel_was_cancelled() -> None:
+    record = on_slurm(2, FORGOTTEN, asked={"event": "cancel_requested"})
+    assert (record.state, record.cause) == (RunState.CANCELLED, Cause.CANCELLED)
+
+
+def test_a_job_that_vanished_is_reported_when_its_last_words_had_time_to_arrive() -> None:
+    """F051: neither at once, on a slow file system, nor never."""
+    record = on_slurm(12, FORGOTTEN, after_s=5.0)
+    assert record.state is RunState.RUNNING
+    assert "its last words may take some seconds to arrive" in record.sentence
+    record = on_slurm(12, FORGOTTEN, after_s=25.0)
+    assert record.state is RunState.FAILED
+    assert record.sentence.startswith("it vanished: SLURM does not know job 7 any more, and nobody wrote down why")
+    ended_now = Observation(alive=False, state="COMPLETED", ends_s=1013.0 + 3600)
+    assert on_slurm(12, ended_now).state is RunState.RUNNING
+
+
+def test_a_requeue_without_a_job_is_reported() -> None:
+    record = on_slurm(15, FORGOTTEN)
+    assert record.state is RunState.FAILED
+    assert "last seen REQUEUED" in record.sentence
+
+
+def test_a_state_of_slurm_that_is_not_known_is_shown_as_it_is() -> None:
+    """F052."""
+    seen = Observation(alive=None, state="PARKED", detail="SLURM calls its state 'PARKED', which is not known here")
+    record = on_slurm(12, seen)
+    assert record.state is RunState.UNKNOWN
+    assert record.sentence == "last seen RUNNING; SLURM calls its state 'PARKED', which is not known here"
+
+
+def test_a_node_that_could_not_join_is_a_failure_with_its_host() -> None:
+    """F012."""
+    failed = {"event": "node_failed", "node": 1, "host": "n2", "cause": "setup", "exit_code": 3, "message": "no torch"}
+    record = on_slurm(3, RUNS, failed=failed)
+    assert (record.failures[0]["host"], record.failures[0]["attempt"], record.failures[0]["rank"]) == ("n2", 0, None)
+    assert record.nodes[1]["state"] == "failed"

@@ -14,6 +14,7 @@ from launcher.runs.checkpoints import checkpoint_steps, find_checkpoint
 from launcher.runs.create import record_event
 from launcher.runs.follow import Tail, size_bytes
 from launcher.runs.load import newest_metrics, read_plan, read_record
+from launcher.runs.observed import GONE, Observation
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
 
@@ -65,7 +66,7 @@ def test_a_record_of_a_live_run_has_the_step_of_its_metrics(runs_dir: Path) -> N
         moment.play(run)
     record_event(run, "submitted", ref="local:here:1:2")
     run.metrics.write_text('{"step": 17, "attempt": 1}\n')
-    record = read_record(run, lambda ref: ref == "local:here:1:2")
+    record = read_record(run, lambda ref: Observation(alive=ref == "local:here:1:2"))
     assert (record.state, record.step) == (RunState.RUNNING, 17)
     assert [worker["rank"] for worker in record.workers] == [0, 1]
 
@@ -74,9 +75,9 @@ def test_a_run_that_ends_while_it_is_asked_about_is_not_called_lost(runs_dir: Pa
     run = values.create(runs_dir)
     record_event(run, "submitted", ref="local:here:1:2")
 
-    def ends_now(ref: str) -> bool:
+    def ends_now(ref: str) -> Observation:
         Ends("SUCCEEDED", "done", 0).play(run)
-        return False
+        return GONE
 
     assert read_record(run, ends_now).state is RunState.SUCCEEDED
 

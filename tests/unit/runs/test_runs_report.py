@@ -12,6 +12,7 @@ from pytest_regressions.file_regression import FileRegressionFixture
 
 from launcher.planning.plan import CodePlan, Limits, NodePlan, Plan
 from launcher.runs.fold import fold
+from launcher.runs.observed import GONE
 from launcher.runs.remedies import changed_value
 from launcher.runs.report import failure_page, short_id, shown_place
 from launcher.runs.states import POLICIES, Cause
@@ -174,7 +175,7 @@ def test_page(case: str, file_regression: FileRegressionFixture) -> None:
         {"event": "submitted", "ref": "x"},
     ]
     ended = None if fields is None else {**result(first), **fields}
-    record = fold([{"time": AT_S, **event} for event in told], False, ended, run_id=RUN_ID)
+    record = fold([{"time": AT_S, **event} for event in told], GONE, ended, run_id=RUN_ID)
     page = failure_page(record, ended or {}, script_plan(**changes), run=f"./runs/{RUN_ID}", clock=lambda _: "03:12:44")
     file_regression.check("\n".join(page) + "\n", extension=".txt", basename=case)
 
