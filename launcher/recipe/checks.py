@@ -9,7 +9,15 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from launcher.recipe.catalog import Entry, Option, catalog
-from launcher.recipe.checks_script import absolute, check_env, check_script, check_secret_names, python_of, script_of
+from launcher.recipe.checks_script import (
+    absolute,
+    check_env,
+    check_script,
+    check_secret_names,
+    is_in_container,
+    python_of,
+    script_of,
+)
 from launcher.recipe.explain import show
 from launcher.recipe.hints import did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Entry as Written
@@ -206,7 +214,14 @@ def _given(root: Table, key: str) -> bool:
         return True
 
 
-PATHS: tuple[Keys, ...] = (("script",), ("workdir",), ("runs_dir",), ("checkpoint", "init_from"), ("python",))
+PATHS: tuple[Keys, ...] = (
+    ("script",),
+    ("workdir",),
+    ("runs_dir",),
+    ("checkpoint", "init_from"),
+    ("python",),
+    ("slurm", "template"),
+)
 """Keys that hold paths. They are relative to the file that says them; on the command line, to the current folder."""
 _MEANT: dict[Keys, Callable[[Scalar], Path]] = {("script",): script_of, ("python",): python_of}
 """Those of which a link has a meaning of its own."""
@@ -218,6 +233,8 @@ def written_paths(root: Table) -> Iterator[tuple[Keys, Path]]:
         section = section_at(root, keys[:-1])
         entry = None if section is None else section.entries.get(keys[-1])
         if entry is None or not isinstance(entry.value, Scalar) or entry.value.null:
+            continue
+        if keys == ("python",) and is_in_container(root):
             continue
         if keys != ("checkpoint", "init_from") or "/" in entry.value.text or entry.value.text[:1] in (".", "~"):
             yield keys, _MEANT.get(keys, absolute)(entry.value)

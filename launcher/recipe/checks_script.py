@@ -22,7 +22,7 @@ def check_script(root: Table, findings: Findings) -> None:
     """Files that are not there, names that are none, expressions and placeholders that cannot work."""
     _check_file(root, findings)
     _check_module(root, findings)
-    _check_python(root, findings)
+    check_python(root, findings)
     _check_progress(root, findings)
     _check_resume(root, findings)
     _check_timeout(root, findings)
@@ -81,7 +81,10 @@ def _check_module(root: Table, findings: Findings) -> None:
         findings.add(module.place, f"module: {module.text!r} is not the name of a module", hint)
 
 
-def _check_python(root: Table, findings: Findings) -> None:
+def check_python(root: Table, findings: Findings) -> None:
+    """An interpreter that is not there. What is inside a container cannot be seen from here."""
+    if is_in_container(root):
+        return
     python = root.entries["python"].value if present(root, "python") else None
     if not isinstance(python, Scalar):
         return
@@ -160,6 +163,12 @@ def _texts(keys: Keys, node: Node) -> Iterator[tuple[Keys, Scalar]]:
     else:
         for key, entry in node.entries.items():
             yield from _texts((*keys, key), entry.value)
+
+
+def is_in_container(root: Table) -> bool:
+    """Whether the workers run inside an image, with an interpreter of its own."""
+    slurm = section_at(root, ("slurm",))
+    return slurm is not None and present(slurm, "container")
 
 
 def python_of(node: Scalar) -> Path:

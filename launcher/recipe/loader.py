@@ -1,7 +1,7 @@
 """A recipe file, overrides and flags become a `Recipe`, or every mistake in them at once, each with its place.
 
 read     YAML -> tree with places      yamltext
-merge    extends < recipe < KEY=VALUE < flags
+merge    profile < extends < recipe < KEY=VALUE < flags
 resolve  ${...}                        interpolate
 type     by schema and catalog         typed, checks
 check    all of it, in one pass        explain, checks
@@ -39,8 +39,10 @@ from launcher.recipe.nodes import (
     merge,
     put,
     walk,
+    without,
 )
 from launcher.recipe.paths import expanded, is_file, real, real_but_name
+from launcher.recipe.profiles import ProfileFile, origin_of, over_profile
 from launcher.recipe.schema import Recipe
 from launcher.recipe.typed import typed
 from launcher.recipe.yamltext import parse_value
@@ -49,6 +51,7 @@ Flags = Mapping[str, tuple[str, object]]
 """Key path -> (flag as typed, value). A value of None was not given."""
 
 NO_FLAGS: Flags = {}
+NOTHING_UNSET: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class LoadedRecipe:
     overrides: tuple[str, ...]
     origins: dict[str, str]
     """Full path of every value that was set -> who set it: `recipes/a.yaml:14:3`, `extends recipes/base.yaml:3:1`,
-    `override train.until=2 epochs`, `flag --nodes`. What is not here is a default."""
+    `profile lab.yaml:4:3`, `override train.until=2 epochs`, `flag --nodes`. What is not here is a default."""
     text: str
     """The recipe as it was written."""
     places: dict[str, str] = field(repr=False)
@@ -80,23 +83,42 @@ class LoadedRecipe:
         return self.places[""]
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = (), *, flags: Flags = NO_FLAGS) -> LoadedRecipe:
-    """Read a recipe. Raises RecipeError with every mistake of the file, the overrides and the flags."""
+def load_recipe(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    flags: Flags = NO_FLAGS,
+    profile: ProfileFile | None = None,
+    unset: Mapping[str, int] = NOTHING_UNSET,
+) -> LoadedRecipe:
+    """Read a recipe. Raises RecipeError with every mistake of the file, the profile, the overrides and the flags.
+
+    `unset`: keys of the file that count as not written; a number above 0: only that many first items of the list.
+    """
     findings = Findings()
+    if profile is not None:
+        findings.extend(profile.findings)
     text, written = read_tree(path, Layer.RECIPE, findings)
     if not isinstance(written, Table):
         findings.raise_if_any()
         raise AssertionError("a file that cannot be read is a finding")
     tree = _extend(written, findings)
-    return _finish(tree, overrides, flags, text=text, source=real(path), findings=findings)
+    for key, first in unset.items():
+        tree = without(tree, tuple(key.split(".")), first)
+    return _finish(tree, overrides, flags, profile, text=text, source=real(path), findings=findings)
 
 
 def script_recipe(
-    script: Path, args: Sequence[str], overrides: Sequence[str] = (), *, flags: Flags = NO_FLAGS
+    script: Path,
+    args: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    flags: Flags = NO_FLAGS,
+    profile: ProfileFile | None = None,
 ) -> LoadedRecipe:
     """The recipe of `launch train.py -- args`: the script by its absolute path, the arguments unchanged.
 
-    Raises RecipeError for a script that is not there, and for every mistake of the overrides and the flags.
+    Raises RecipeError for a script that is not there, and for every mistake of the profile, overrides and flags.
     """
     place = Place(shown(script), Layer.RECIPE, Path.cwd())
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", script.stem).strip("-._")[:41] or "script"
@@ -109,13 +131,22 @@ def script_recipe(
         nodes["args"] = Items(values, place)
     tree = Table({key: Entry(place, node) for key, node in nodes.items()}, place)
     text = dump_yaml({"name": name, "script": str(real_but_name(script)), **({"args": list(args)} if args else {})})
-    return _finish(tree, overrides, flags, text=text, source=None, findings=Findings())
+    return _finish(tree, overrides, flags, profile, text=text, source=None, findings=Findings())
 
 
 def _finish(
-    tree: Table, overrides: Sequence[str], flags: Flags, *, text: str, source: Path | None, findings: Findings
+    tree: Table,
+    overrides: Sequence[str],
+    flags: Flags,
+    profile: ProfileFile | None,
+    *,
+    text: str,
+    source: Path | None,
+    findings: Findings,
 ) -> LoadedRecipe:
     """Everything after reading: the same for a recipe and for a script."""
+    if profile is not None and profile.tree is not None:
+        tree = over_profile(profile.tree, tree)
     tree = _with_overrides(tree, overrides, findings)
     tree = _with_flags(tree, flags)
     tree, failed = interpolate(tree, findings)
@@ -127,7 +158,7 @@ def _finish(
         recipe=recipe,
         source=source,
         overrides=tuple(overrides),
-        origins={key: entry.place.origin for key, entry in entries if not _has_keys(entry)},
+        origins={key: origin_of(entry) for key, entry in entries if not _has_keys(entry)},
         text=text,
         places={
             "": str(tree.place),

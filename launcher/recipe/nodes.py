@@ -183,6 +183,22 @@ def put(table: Table, keys: Keys, value: Node, place: Place) -> Table:
     return Table({**table.entries, first: entry}, table.place)
 
 
+def without(table: Table, keys: Keys, first: int = 0) -> Table:
+    """The same tree without a value, if it has it; with `first`, without that many first items of the list there."""
+    entry = table.entries.get(keys[0])
+    if entry is None:
+        return table
+    others = {key: other for key, other in table.entries.items() if key != keys[0]}
+    if keys[1:]:
+        if not isinstance(entry.value, Table):
+            return table
+        return Table({**others, keys[0]: Entry(entry.key, without(entry.value, keys[1:], first))}, table.place)
+    if first and isinstance(entry.value, Items):
+        return Table({**others, keys[0]: Entry(entry.key, replace(entry.value, values=entry.value.values[first:]))},
+                     table.place)  # fmt: skip
+    return Table(others, table.place)
+
+
 def from_python(value: object, place: Place) -> Node:
     """A tree of plain Python values, as flags and interpolation give them. Text is typed by the schema, as if bare."""
     if isinstance(value, Mapping):

@@ -333,3 +333,37 @@ class Recipe(Section):
     def is_script(self) -> bool:
         """Whether the workers run a file or a module of the user's own."""
         return self.script is not None or self.module is not None
+
+
+ExecutorName = Literal["slurm", "local", "here"]
+
+
+class Profile(Section):
+    """A site: which executor, and what is said for every run there. The lowest layer: a recipe says it better."""
+
+    executor: ExecutorName
+    """What starts the agents: slurm, local (this machine), or here (the allocation that `launch` is called in)."""
+    description: str = ""
+    """A line for `launch list profiles`."""
+    slurm: SlurmSection = SlurmSection()
+    resources: ResourcesSection = ResourcesSection()
+    network: NetworkSection = NetworkSection()
+    faults: FaultsSection = FaultsSection()
+    limits: LimitsSection = LimitsSection()
+    tracking: TrackingSection = TrackingSection()
+    env: dict[str, str] = {}
+    """Environment variables of the workers. Those of a recipe are added."""
+    secrets: tuple[str, ...] = ()
+    """Names of variables that the workers need and nothing may show. They come from your environment."""
+    setup: tuple[str, ...] = ()
+    """Lines of bash that are run on each node before anything else there (modules, conda). Those of a recipe follow."""
+    prepare: tuple[str, ...] = ()
+    """Lines of bash, run once per launch where `launch` is called. Those of a recipe follow."""
+    python: str | None = None
+    """Interpreter of the workers of scripts, relative to this file. Default: our own."""
+    runs_dir: str | None = None
+    """Where run directories are made, relative to this file: a file system that every node sees."""
+    scratch: str | None = None
+    """Fast local folder of a node, as bash writes it: `/scratch/$SLURM_JOB_ID`."""
+    internet: bool = True
+    """false: nodes reach nothing outside. W&B and Hugging Face work offline then."""
