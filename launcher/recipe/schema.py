@@ -263,11 +263,11 @@ class SlurmSection(Section):
 class SweepSection(Section):
     """`sweep:` many runs of this recipe, each with values of its own: grid, list or zip, or all pairs of several."""
 
-    grid: dict[str, tuple[Scalar, ...]] = {}
+    grid: dict[str, tuple[Argument, ...]] = {}
     """Every combination: `{train.optimizer.lr: [1e-3, 1e-2], model.hidden: [64, 128]}` are four points."""
-    zip: dict[str, tuple[Scalar, ...]] = {}
+    zip: dict[str, tuple[Argument, ...]] = {}
     """The first values together, then the second ones: lists of one length."""
-    list: tuple[dict[str, Scalar], ...] = ()
+    list: tuple[dict[str, Argument], ...] = ()
     """The points themselves: `[{train.optimizer.lr: 1e-3, model.hidden: 64}, ...]`."""
     max_parallel: PositiveInt | None = None
     """How many run at a time. Default: on SLURM as many as it starts, on one machine as many as fit."""
