@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from launcher import redact
 from launcher.errors import Problem, RecipeError, Refused
-from launcher.executors.base import Executor, JobRef, get_executor
+from launcher.executors.base import EXECUTORS, Executor, JobRef, get_executor
 from launcher.recipe.paths import expanded, is_file
+from launcher.recipe.whereto import Whereto, find_place
 from launcher.runs.create import create, new_run_id, record_event, resolved_recipe
 
 if TYPE_CHECKING:
@@ -78,23 +79,26 @@ def prepared(request: Request, *, warm: bool) -> Iterator[Prepared]:
     `warm`: the first process of the run, which only imports torch, is started before the recipe is read; where nothing
     is submitted inside, it is gone afterwards.
     """
-    executor = get_executor(request.where or "local")
+    place = find_place(request.where, EXECUTORS)
+    if place.profile is not None and place.profile.findings:
+        load_target(request, place)  # raises, with the mistakes of the recipe
+    executor = get_executor(place.executor)
     run_id = _new_id(likely_name(request))
-    if warm and (request.where or not shutil.which("sbatch")):
+    if warm and (not place.is_default or not shutil.which("sbatch")):
         executor.warm(runs_root(request.runs_dir, None, os.environ) / run_id)
     try:
-        yield _prepare(request, executor, run_id)
+        yield _prepare(request, place, executor, run_id)
     finally:
         executor.drop()
 
 
-def _prepare(request: Request, executor: Executor, run_id: str) -> Prepared:
+def _prepare(request: Request, place: Whereto, executor: Executor, run_id: str) -> Prepared:
     from launcher.planning.codefacts import gather_code, package_code
     from launcher.planning.make import make_plan
 
-    loaded = load_target(request)
-    facts = facts_of(loaded)
-    refuse_unclear_place(request.where, facts)
+    loaded = load_target(request, place)
+    facts = facts_of(loaded, executor.name)
+    refuse_unclear_place(None if place.is_default else place.name, facts)
     root = str(runs_root(request.runs_dir, loaded.recipe.runs_dir, os.environ))
     source = source_of(loaded, facts, root)
     facts = dataclasses.replace(facts, code=package_code() if source is None else gather_code(source))
@@ -119,9 +123,10 @@ def prepare_again(
     from launcher.runs.load import read_plan
 
     old = read_plan(run)
-    loaded = load_again(run, old, overrides, flags)
-    facts = facts_of(loaded)
-    executor = get_executor(where or old.executor)
+    place = other_place(where)
+    loaded = load_again(run, old, overrides, flags, place)
+    executor = get_executor(old.executor if place is None else place.executor)
+    facts = facts_of(loaded, executor.name)
     root = str(runs_root(runs_dir, loaded.recipe.runs_dir or str(run.path.parent), os.environ))
     code, origin, notes = code_of_rerun(run, source_of(loaded, facts, root))
     facts = dataclasses.replace(facts, code=code)
@@ -159,44 +164,102 @@ def start(plan: Plan, run: RunDir, executor: Executor, *, attached: bool) -> Job
     return ref
 
 
-def load_target(request: Request) -> LoadedRecipe:
-    """Read the recipe, or make the recipe of a script. Raises RecipeError."""
+def other_place(where: str | None) -> Whereto | None:
+    """What `--on` of a resume or a rerun means; None = where it ran. Raises RecipeError."""
+    return None if where is None else find_place(where, EXECUTORS)
+
+
+def load_target(request: Request, place: Whereto) -> LoadedRecipe:
+    """Read the recipe on top of the profile of its place, or make the recipe of a script. Raises RecipeError."""
     from launcher.recipe.loader import load_recipe, script_recipe
 
-    target = Path(request.target)
+    target, profile = Path(request.target), place.profile
     if request.is_script:
-        return script_recipe(target, request.script_args, request.overrides, flags=request.flags)
+        loaded = script_recipe(target, request.script_args, request.overrides, flags=request.flags, profile=profile)
+        return _said_where(loaded, place)
     if request.script_args:
         message = f"arguments after `--` ({' '.join(request.script_args)}) go with SCRIPT.py, and this is a recipe"
         hint = "KEY=VALUE changes a recipe; a recipe with `script:` has its arguments in `args:`"
         raise RecipeError([Problem(where=request.target, message=message, hint=hint)])
-    return load_recipe(target, request.overrides, flags=request.flags)
+    return _said_where(load_recipe(target, request.overrides, flags=request.flags, profile=profile), place)
 
 
-def load_again(run: RunDir, plan: Plan, overrides: Sequence[str], flags: Flags) -> LoadedRecipe:
-    """The recipe of a run as it was understood, changed. A script that is gone is the one of the run's copy."""
+def _said_where(loaded: LoadedRecipe, place: Whereto) -> LoadedRecipe:
+    return loaded if place.is_default else dataclasses.replace(loaded, on=(place.name, place.origin))
+
+
+def load_again(
+    run: RunDir, plan: Plan, overrides: Sequence[str], flags: Flags, place: Whereto | None = None
+) -> LoadedRecipe:
+    """The recipe of a run as it was understood, changed. A script that is gone is the one of the run's copy.
+
+    In another `place` the values of its profile count, and those of the profile before do not.
+    """
     from launcher.planning.codeplan import live_script
     from launcher.recipe.loader import load_recipe
 
     live = live_script(plan)
     other = any(override.startswith("script=") for override in overrides)
-    if live is None or plan.code is None or other or is_file(Path(live)):
-        return _remembered(load_recipe(run.resolved, overrides, flags=flags), plan)
-    copy = run.code / os.path.relpath(live, plan.code.root)
-    if not is_file(copy):
-        return _remembered(load_recipe(run.resolved, overrides, flags=flags), plan)
-    loaded = load_recipe(run.resolved, overrides, flags={**flags, "script": ("the copy of the code", str(copy))})
-    return _remembered(dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"script": live})), plan)
+    profile = None if place is None else place.profile
+    unset = {} if place is None else not_carried_over(plan)
+    copy = None if live is None or plan.code is None else run.code / os.path.relpath(live, plan.code.root)
+    if live is None or copy is None or other or is_file(Path(live)) or not is_file(copy):
+        loaded = load_recipe(run.resolved, overrides, flags=flags, profile=profile, unset=unset)
+    else:
+        flags = {**flags, "script": ("the copy of the code", str(copy))}
+        loaded = load_recipe(run.resolved, overrides, flags=flags, profile=profile, unset=unset)
+        loaded = dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"script": live}))
+    loaded = _remembered(loaded, plan, elsewhere=place is not None)
+    if place is not None:
+        return _said_where(loaded, place)
+    said = next(((str(value.value), value.origin) for value in plan.values if value.key == "on"), None)
+    return dataclasses.replace(loaded, on=None if said is None else (said[0], _earlier(said[1])))
 
 
-def _remembered(loaded: LoadedRecipe, plan: Plan) -> LoadedRecipe:
-    """Who set each value before it was written down: `resolved.yaml` has them all, defaults too."""
+_BEGUN = re.compile(r"profile .*, first (\d+) of \d+; ")
+"""Origin of a list that a profile has begun, and the recipe goes on with."""
+
+
+def not_carried_over(plan: Plan) -> dict[str, int]:
+    """What a run does not take along to another place: what its profile said, and the defaults of what one may say.
+
+    As `load_recipe(unset=...)` takes it.
+    """
+    from launcher.recipe.schema import Profile
+
+    unset = {}
+    for value in plan.values:
+        begun = _BEGUN.match(value.origin)
+        if begun:
+            unset[value.key] = int(begun[1])
+        elif value.origin.startswith("profile ") or (
+            value.origin == "default" and value.key.partition(".")[0] in Profile.model_fields
+        ):
+            unset[value.key] = 0
+    return unset
+
+
+def _earlier(origin: str) -> str:
+    return re.sub(r"^(flag|override) ", r"earlier \1 ", origin)
+
+
+def _remembered(loaded: LoadedRecipe, plan: Plan, *, elsewhere: bool) -> LoadedRecipe:
+    """Who set each value before it was written down: `resolved.yaml` has them all, defaults too.
+
+    `elsewhere`: the profile of before has no part in it any more.
+    """
     written_down = loaded.places[""].rsplit(":", 2)[0]  # path:line:column
-    before = {value.key: re.sub(r"^(flag|override) ", r"earlier \1 ", value.origin) for value in plan.values}
-    origins = {
-        key: before.get(key, "default") if origin.startswith(f"{written_down}:") else origin
-        for key, origin in loaded.origins.items()
-    }
+    before = {value.key: _earlier(value.origin) for value in plan.values}
+    if elsewhere:
+        before = {key: _BEGUN.sub("", origin) for key, origin in before.items()}
+
+    def remembered(key: str, origin: str) -> str:
+        profile, separator, own = origin.rpartition("; ")
+        if not own.startswith(f"{written_down}:"):
+            return origin
+        return profile + separator + before.get(key, "default")
+
+    origins = {key: remembered(key, origin) for key, origin in loaded.origins.items()}
     return dataclasses.replace(loaded, origins=origins)
 
 
@@ -211,11 +274,21 @@ def recipe_flags(
     }
 
 
-def facts_of(loaded: LoadedRecipe) -> Facts:
-    """What is true on this machine, as far as the recipe needs it; all but its code."""
+def facts_of(loaded: LoadedRecipe, executor: str) -> Facts:
+    """What is true on this machine, as far as the recipe needs it in that place; all but its code."""
     from launcher.planning.facts import gather_facts
+    from launcher.planning.make import ON_SLURM
 
-    return gather_facts(python=loaded.recipe.python, secrets=loaded.recipe.secrets)
+    recipe, on_slurm = loaded.recipe, executor in ON_SLURM
+    in_image = on_slurm and recipe.slurm.container is not None
+    folder = Path.cwd() if loaded.source is None else loaded.source.parent
+    return gather_facts(
+        python=None if in_image else recipe.python,
+        secrets=recipe.secrets,
+        slurm=on_slurm,
+        template=folder / expanded(recipe.slurm.template) if on_slurm and recipe.slurm.template else None,
+        until=recipe.limits.until,
+    )
 
 
 def source_of(loaded: LoadedRecipe, facts: Facts, root: str) -> CodeSource | None:

@@ -56,14 +56,15 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
     from launcher.cli.run import show_json, submit
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import get_executor, observe_job
-    from launcher.road import load_again, recipe_flags, refuse
+    from launcher.road import load_again, other_place, recipe_flags, refuse
     from launcher.runs.create import record_event, resolved_recipe, update_plan
     from launcher.runs.load import read_plan, read_record
 
     record = read_record(run, observe_job)
     check_ended(record)
     old = read_plan(run)
-    loaded = load_again(run, old, wishes.overrides, recipe_flags(nodes=wishes.nodes))
+    place = other_place(wishes.where)
+    loaded = load_again(run, old, wishes.overrides, recipe_flags(nodes=wishes.nodes), place)
     recipe = loaded.recipe.model_dump(mode="json", by_alias=True)
     if already_complete(record, recipe, changed=bool(wishes.overrides) or wishes.choice == "current"):
         if as_json:
@@ -71,7 +72,7 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
         else:
             print(complete_text(record, recipe))
         return 0
-    executor = get_executor(wishes.where or old.executor)
+    executor = get_executor(old.executor if place is None else place.executor)
     plan, code = _new_plan(run, loaded, executor.name, wishes.choice)
     refuse(executor, plan)
     with SignalInbox() as inbox:
@@ -141,7 +142,7 @@ def _new_plan(run: RunDir, loaded: LoadedRecipe, executor: str, choice: str | No
     from launcher.road import facts_of, source_of
     from launcher.runs.code import choose_code
 
-    facts = facts_of(loaded)
+    facts = facts_of(loaded, executor)
     root = str(run.path.parent)  # the place is where the run is now: a folder that was moved goes on there
     code = choose_code(run, source_of(loaded, facts, root), choice)
     facts = dataclasses.replace(facts, code=code.code)

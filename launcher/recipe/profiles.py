@@ -6,7 +6,6 @@ its name: NAME.yaml in ./profiles, in the user's folder, or among the shipped on
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,16 +26,16 @@ from launcher.recipe.nodes import (
     Items,
     Keys,
     Layer,
-    Place,
     Scalar,
     Table,
     dotted,
     section_at,
     walk,
 )
-from launcher.recipe.paths import is_file
+from launcher.recipe.paths import expanded, is_file
 from launcher.recipe.schema import ExecutorName, Profile, Recipe
 from launcher.recipe.typed import annotation_at, fields_of, section_of, typed
+from launcher.recipe.whereto import user_folder
 
 OWN_KEYS = ("executor", "description")
 """What a profile has and a recipe has not."""
@@ -63,43 +62,14 @@ class ProfileFile:
     findings: Findings = field(repr=False)
 
 
-@dataclass(frozen=True)
-class Whereto:
-    """What `--on` means."""
-
-    name: str
-    executor: str
-    origin: str
-    """Who said so: `flag --on`, a place in the user's settings, `default`."""
-    profile: ProfileFile | None = None
-
-
-def find_place(where: str | None, executors: Collection[str]) -> Whereto:
-    """The executor and the profile of `--on WHERE`; for None those of the user's settings, else this machine.
-
-    Raises RecipeError for a name that there is not, and for a mistake in the settings. Mistakes of a profile are in
-    its `findings`.
-    """
-    name, origin, place = where, "flag --on", "--on"
-    if name is None:
-        said = default_place()
-        if said is None:
-            return Whereto("local", "local", "default")
-        name, origin, place = said[0], str(said[1]), str(said[1])
-    if name in executors:
-        return Whereto(name, name, origin)
-    path = find_profile(name)
+def find_profile(name: str, place: str, executors: Collection[str]) -> ProfileFile:
+    """The profile of a path or a name, said at `place`. Raises RecipeError for a name that there is not."""
+    if is_path(name):
+        return read_profile(expanded(name))
+    path = next((path for folder in folders() if is_file(path := folder / f"{name}.yaml")), None)
     if path is None:
         raise RecipeError([_unknown(name, place, executors)])
-    profile = read_profile(path)
-    return Whereto(profile.name, profile.executor, origin, profile)
-
-
-def find_profile(name: str) -> Path | None:
-    """The file of a profile, by its path or its name."""
-    if is_path(name):
-        return Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-    return next((path for folder in folders() if is_file(path := folder / f"{name}.yaml")), None)
+    return read_profile(path)
 
 
 def is_path(name: str) -> bool:
@@ -112,12 +82,6 @@ def folders() -> tuple[Path, ...]:
     return Path("profiles"), user_folder() / "profiles", shipped.PROFILES
 
 
-def user_folder() -> Path:
-    """Where the user's own settings and profiles are."""
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
-    return Path(base) / "launcher"
-
-
 def all_profiles() -> Iterator[ProfileFile]:
     """Every profile that a name finds, in the order in which they are looked for."""
     seen: set[str] = set()
@@ -128,21 +92,18 @@ def all_profiles() -> Iterator[ProfileFile]:
                 yield read_profile(path)
 
 
-def default_place() -> tuple[str, Place] | None:
-    """What the user's settings say of where to run (`on: NAME`), and where they say it."""
-    path = user_folder() / "config.yaml"
-    if not is_file(path):
-        return None
+def default_place(path: Path) -> tuple[str, str] | None:
+    """What the user's settings say of where to run (`on: NAME`), and where they say it. Raises RecipeError."""
     findings = Findings()
     _, tree = read_tree(path, Layer.PROFILE, findings, kind="config")
-    said: tuple[str, Place] | None = None
+    said: tuple[str, str] | None = None
     for key, entry in tree.entries.items() if isinstance(tree, Table) else ():
         if key != "on":
             findings.add(entry.key, f"unknown key {key!r}", did_you_mean(key, ["on"]) or "its one key is `on`")
         elif not isinstance(entry.value, Scalar) or not entry.value.text:
             findings.add(entry.place, f"on: {show(entry.value)} is not the name of a place", "as in `on: slurm`")
         elif not entry.value.null:
-            said = entry.value.text, entry.place
+            said = entry.value.text, str(entry.place)
     findings.raise_if_any()
     return said
 
@@ -284,6 +245,6 @@ def _unknown(name: str, place: str, executors: Collection[str]) -> Problem:
     parts = [near, f"executors: {', '.join(executors)}", f"profiles: {known or 'none'}"]
     return Problem(
         where=place,
-        message=f"there is no executor and no profile {name!r}",
+        message=f"{name!r} is not a place: no executor and no profile is called that",
         hint="; ".join([*filter(None, parts), "`launch init-site` writes one for the cluster that you are on"]),
     )
