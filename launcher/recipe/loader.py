@@ -44,11 +44,12 @@ from launcher.recipe.nodes import (
 from launcher.recipe.paths import expanded, is_file, real, real_but_name
 from launcher.recipe.profiles import ProfileFile, origin_of, over_profile
 from launcher.recipe.schema import Recipe
+from launcher.recipe.sweep import Point, expand, with_sweep_flags
 from launcher.recipe.typed import typed
 from launcher.recipe.yamltext import parse_value
 
 Flags = Mapping[str, tuple[str, object]]
-"""Key path -> (flag as typed, value). A value of None was not given."""
+"""Key path -> (flag as typed, value). A value of None was not given. `sweep` has the texts of all `--sweep`."""
 
 NO_FLAGS: Flags = {}
 NOTHING_UNSET: Mapping[str, int] = {}
@@ -67,8 +68,12 @@ class LoadedRecipe:
     `profile lab.yaml:4:3`, `override train.until=2 epochs`, `flag --nodes`. What is not here is a default."""
     text: str
     """The recipe as it was written."""
-    places: dict[str, str] = field(repr=False)
+    on: tuple[str, str] | None = None
+    """Where to run, as it was said, and who said it. None = nobody."""
+    places: dict[str, str] = field(default_factory=dict, repr=False)
     """Full path of every key that was set, sections included -> its place as an error shows it."""
+    points: tuple[Point, ...] = ()
+    """Of a recipe with a `sweep:`, in order."""
 
     def origin(self, key: str) -> str:
         """Who set the value at a key: as in `origins`, or `default`."""
@@ -148,7 +153,8 @@ def _finish(
     if profile is not None and profile.tree is not None:
         tree = over_profile(profile.tree, tree)
     tree = _with_overrides(tree, overrides, findings)
-    tree = _with_flags(tree, flags)
+    tree = _with_flags(tree, flags, findings)
+    points = expand(tree, _settled, findings)
     tree, failed = interpolate(tree, findings)
     recipe = _validate(tree, failed, findings)
     findings.raise_if_any()
@@ -165,7 +171,14 @@ def _finish(
             **{f"{key}.{i}": str(item.place) for key, entry in entries for i, item in enumerate(_listed(entry))},
             **{key: str(entry.place) for key, entry in entries},
         },
+        points=points,
     )
+
+
+def _settled(tree: Table, findings: Findings) -> Recipe | None:
+    """The recipe of a tree, where there is nothing to find."""
+    tree, failed = interpolate(tree, findings)
+    return _validate(tree, failed, findings)
 
 
 def _validate(tree: Table, failed: set[Keys], findings: Findings) -> Recipe | None:
@@ -231,9 +244,11 @@ def _with_overrides(tree: Table, overrides: Sequence[str], findings: Findings) -
     return tree
 
 
-def _with_flags(tree: Table, flags: Flags) -> Table:
+def _with_flags(tree: Table, flags: Flags, findings: Findings) -> Table:
     for key, (flag, value) in flags.items():
-        if value is not None:
+        if key == "sweep":
+            tree = with_sweep_flags(tree, value if isinstance(value, tuple) else (), findings)
+        elif value is not None:
             place = Place(flag, Layer.FLAG, Path.cwd())
             tree = put(tree, tuple(key.split(".")), from_python(value, place), place)
     return tree
