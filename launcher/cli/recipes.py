@@ -6,28 +6,35 @@ import click
 
 KINDS = ("models", "datasets", "strategies", "optimizers", "schedules")
 """The kinds of the catalog; written out, so that `launch list --help` reads nothing."""
+PLACES = ("profiles", "executors")
+"""What `--on` may name."""
 
 
 @click.command()
 @click.argument("items", nargs=-1, required=True, metavar="RECIPE... [KEY=VALUE ...]")
+@click.option("--on", "where", metavar="WHERE", help="Check it on top of this profile, and the profile.")
 @click.pass_context
-def check(ctx: click.Context, items: tuple[str, ...]) -> None:
+def check(ctx: click.Context, items: tuple[str, ...], where: str | None) -> None:
     """Validate recipes and start nothing. Exit 2 when one has a mistake; all of its mistakes are listed."""
     from pathlib import Path
 
     from launcher.errors import ExitCode, RecipeError
+    from launcher.executors.base import EXECUTORS
     from launcher.recipe.loader import load_recipe
     from launcher.recipe.paths import is_file
+    from launcher.recipe.whereto import find_place
 
     paths = [item for item in items if "=" not in item or is_file(Path(item))]
     overrides = [item for item in items if item not in paths]
     if not paths:
         raise click.UsageError("name a recipe to check")
+    profile = find_place(where, EXECUTORS).profile
+    on = "" if profile is None else f" on {profile.name}"
     failed = False
     for path in paths:
         try:
-            load_recipe(Path(path), overrides)
-            click.echo(f"ok  {path}")
+            load_recipe(Path(path), overrides, profile=profile)
+            click.echo(f"ok  {path}{on}")
         except RecipeError as error:
             failed = True
             click.echo(str(error), err=True)
@@ -35,18 +42,23 @@ def check(ctx: click.Context, items: tuple[str, ...]) -> None:
 
 
 @click.command()
-def schema() -> None:
+@click.option("--profile", is_flag=True, help="Of a profile, in place of a recipe.")
+def schema(profile: bool) -> None:
     """Print the JSON Schema of a recipe, for completion and checks in editors."""
     from importlib.resources import files
 
-    click.echo(files("launcher.recipe").joinpath("schema.json").read_text("utf-8"), nl=False)
+    package, name = ("launcher.shipped", "profiles/schema.json") if profile else ("launcher.recipe", "schema.json")
+    click.echo(files(package).joinpath(name).read_text("utf-8"), nl=False)
 
 
 @click.command("list")
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", type=click.Choice((*KINDS, *PLACES)))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: name -> description, options, file.")
 def list_(kind: str, as_json: bool) -> None:
-    """List what a recipe may name, with options, types and defaults."""
+    """List what a recipe may name, with options, types and defaults; and what `--on` may name."""
+    if kind in PLACES:
+        _list_places(kind, as_json=as_json)
+        return
     from launcher.recipe.catalog import catalog
 
     entries = catalog(kind)
@@ -61,3 +73,30 @@ def list_(kind: str, as_json: bool) -> None:
         for option in entry.options:
             default = "required" if option.required else f"= {option.default!r}"
             click.echo(f"    {option.name}: {option.type or 'any'} {default}    {option.doc}".rstrip())
+
+
+def _list_places(kind: str, *, as_json: bool) -> None:
+    """Executors, or profiles with the mistakes that they have."""
+    import json
+
+    from launcher.executors.base import EXECUTORS
+    from launcher.recipe.files import shown
+    from launcher.recipe.profiles import all_profiles, folders
+
+    if kind == "executors":
+        click.echo(json.dumps(list(EXECUTORS)) if as_json else "\n".join(EXECUTORS))
+        return
+    found = list(all_profiles())
+    if as_json:
+        rows = {
+            profile.name: {"executor": profile.executor, "description": profile.description, "file": str(profile.path)}
+            for profile in found
+        }
+        click.echo(json.dumps(rows, indent=1))
+        return
+    for profile in found:
+        broken = click.style("  has mistakes: launch check RECIPE --on " + profile.name, fg="red")
+        click.echo(f"{click.style(profile.name, bold=True)}  {profile.description}".rstrip())
+        click.echo(f"    {profile.executor or '?'}  {shown(profile.path)}{broken if profile.findings else ''}")
+    if not found:
+        click.echo(f"no profiles in {', '.join(map(str, folders()))}: `launch init-site` writes one")

@@ -1,6 +1,6 @@
-"""The JSON Schema of a recipe, for completion and checks in editors.
+"""The JSON Schemas of a recipe and of a profile, for completion and checks in editors.
 
-python -m launcher.recipe.jsonschema        writes schema.json, which ships with the package
+python -m launcher.recipe.jsonschema        writes both, which ship with the package
 """
 
 from __future__ import annotations
@@ -9,39 +9,59 @@ import json
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from pydantic import BaseModel
+
+from launcher import shipped
 from launcher.recipe.catalog import Entry, Option, catalog
 from launcher.recipe.checks import NAMED, NamedKind
 from launcher.recipe.explain import field_docs
-from launcher.recipe.schema import Recipe
+from launcher.recipe.profiles import NOT_IN_PROFILES
+from launcher.recipe.schema import Profile, Recipe
 from launcher.recipe.typed import annotation_at, annotation_of, fields_of, members, section_of
 from launcher.recipe.units import Duration, Length
 
 PATH = Path(__file__).with_name("schema.json")
+PROFILE_PATH = shipped.PROFILES / "schema.json"
 
 _WORDS: dict[Any, str] = {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}
 
 
 def make_schema() -> dict[str, Any]:
     """The schema: keys, types, ranges and documentation, and the names and options of the catalog."""
-    schema: dict[str, Any] = Recipe.model_json_schema(by_alias=True)
-    for title, section in {"Recipe": Recipe, **_sections(Recipe)}.items():
-        part = schema if section is Recipe else schema["$defs"][title]
+    schema = _documented(Recipe)
+    for named in NAMED:
+        section = section_of(annotation_at(Recipe, named.keys))
+        assert section is not None, "every named section is one"
+        _add_names(schema["$defs"][section.__name__], named)
+    return schema
+
+
+def make_profile_schema() -> dict[str, Any]:
+    """The same of a profile: what belongs to a recipe only is left out."""
+    schema = _documented(Profile)
+    for keys in NOT_IN_PROFILES:
+        section = section_of(annotation_at(Profile, keys[:-1]))
+        assert section is not None, "what is left out is in a section"
+        del schema["$defs"][section.__name__]["properties"][keys[-1]]
+    return schema
+
+
+def to_text(schema: dict[str, Any]) -> str:
+    """The content of its file."""
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def _documented(root: type[BaseModel]) -> dict[str, Any]:
+    schema: dict[str, Any] = root.model_json_schema(by_alias=True)
+    for title, section in {root.__name__: root, **_sections(root)}.items():
+        part = schema if section is root else schema["$defs"][title]
         for key, text in field_docs(section).items():
             part["properties"][key]["description"] = text
         for key, field in fields_of(section).items():
             default = field.get_default()
             if isinstance(default, (Duration, Length)):
                 part["properties"][key]["default"] = str(default)
-    for named in NAMED:
-        section = section_of(annotation_at(Recipe, named.keys))
-        assert section is not None, "every named section is one"
-        _add_names(schema["$defs"][section.__name__], named)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-def to_text() -> str:
-    """The content of schema.json."""
-    return json.dumps(make_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _sections(section: Any) -> dict[str, Any]:
@@ -95,9 +115,10 @@ def _type(annotation: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write schema.json."""
-    PATH.write_text(to_text(), "utf-8")
-    print(PATH)
+    """Write both files."""
+    for path, schema in {PATH: make_schema(), PROFILE_PATH: make_profile_schema()}.items():
+        path.write_text(to_text(schema), "utf-8")
+        print(path.resolve())
 
 
 if __name__ == "__main__":

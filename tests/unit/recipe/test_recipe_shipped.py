@@ -14,7 +14,7 @@ from launcher.cli.recipes import KINDS, check, list_, schema
 from launcher.recipe.catalog import SOURCES
 from launcher.recipe.explain import field_docs
 from launcher.recipe.hints import COMMON_NAMES, key_paths
-from launcher.recipe.jsonschema import PATH, to_text
+from launcher.recipe.jsonschema import PATH, PROFILE_PATH, make_profile_schema, make_schema, to_text
 from launcher.recipe.loader import load_recipe
 from launcher.recipe.schema import Recipe
 
@@ -37,7 +37,8 @@ def test_the_first_recipe_is_the_one_of_the_readme() -> None:
 
 
 def test_schema_json_is_current() -> None:
-    assert PATH.read_text("utf-8") == to_text(), "stale: python -m launcher.recipe.jsonschema"
+    assert PATH.read_text("utf-8") == to_text(make_schema()), "stale: python -m launcher.recipe.jsonschema"
+    assert PROFILE_PATH.read_text("utf-8") == to_text(make_profile_schema()), "stale, as above"
 
 
 def test_schema_json_knows_names_options_and_docs() -> None:
