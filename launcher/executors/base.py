@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from launcher.planning.plan import Plan
     from launcher.runs.rundir import RunDir
 
-EXECUTORS = {"local": "launcher.executors.local:LocalExecutor"}
+EXECUTORS = {
+    "local": "launcher.executors.local:LocalExecutor",
+    "slurm": "launcher.executors.slurm:SlurmExecutor",
+}
 """Name of `--on` -> where its class is, imported on use. A profile is no executor: it names one.
 
 A new executor is one file and one line here.

@@ -38,7 +38,7 @@ def of_workers(facts: Facts) -> Facts:
     """The facts with the interpreter that the workers have in place of our own."""
     found = facts.interpreter
     if found is None:
-        return facts
+        return facts if facts.workers_python is None else dataclasses.replace(facts, python=facts.workers_python)
     return dataclasses.replace(
         facts, python=found.path, python_version=found.version, torch_version=found.torch_version
     )

@@ -13,11 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import Problem, Refused
 from launcher.planning.code import CodeFacts
 from launcher.planning.interpreters import Interpreter, probe
+from launcher.planning.slurm_facts import Allocation, SlurmFacts, SlurmProbe, allocation_of, slurm_from_json
 
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_")
 FORWARDED_NAMES = frozenset(
@@ -29,6 +32,7 @@ FORWARDED_NAMES = frozenset(
         "CUDA_DEVICE_ORDER",
         "CUDA_LAUNCH_BLOCKING",
         "LAUNCH_ENGINE",
+        "SBATCH_PARTITION",
     }
 )
 GIT_LIMIT_S = 2.0
@@ -66,6 +70,8 @@ class Facts:
     """Of our own interpreter, read from the package's metadata; torch is not imported."""
     interpreter: Interpreter | None = None
     """What the workers run in. None: our own interpreter."""
+    workers_python: str | None = None
+    """The interpreter of a container's image, which could not be asked."""
     cpus: tuple[int, ...]
     """CPUs this process may use (affinity), not the machine's."""
     cpu_quota: float | None = None
@@ -84,6 +90,16 @@ class Facts:
     """The code that is launched. None: nobody asked."""
     secrets_missing: tuple[str, ...] = ()
     """Variables that the recipe names as secrets and that are not set here. No value is ever read."""
+    slurm: SlurmFacts | None = None
+    """None: there is none on this machine, or nobody asked."""
+    allocation: Allocation | None = None
+    """The job of SLURM that this process is in."""
+    template: str | None = None
+    """The text of the recipe's `slurm.template`."""
+    until_s: float | None = None
+    """The moment of the recipe's `limits.until`, in seconds since the epoch, by the time zone of this machine."""
+    after_job: str | None = None
+    """The newest job of the run that the recipe's `slurm.after` names."""
 
     @property
     def num_cpus(self) -> int:
@@ -92,13 +108,24 @@ class Facts:
         return cpus if self.cpu_quota is None else max(1, min(cpus, math.ceil(self.cpu_quota)))
 
 
-def gather_facts(*, cwd: Path | None = None, python: str | None = None, secrets: Iterable[str] = ()) -> Facts:
+def gather_facts(
+    *,
+    cwd: Path | None = None,
+    python: str | None = None,
+    secrets: Iterable[str] = (),
+    slurm: bool = False,
+    template: Path | None = None,
+    until: str | None = None,
+) -> Facts:
     """Probe this machine. Takes tens of milliseconds, imports no torch, and changes nothing.
 
-    `python` and `secrets` are what the recipe says: the interpreter of the workers, and variables that have to be set.
+    What the recipe says: `python`, the interpreter of the workers; `secrets`, variables that have to be set; `template`
+    and `until` of its sections `slurm` and `limits`. `slurm`: ask that, too. Raises Refused for a template that cannot
+    be read.
     """
     here = (cwd or Path.cwd()).absolute()
     git = _start_git(here)  # runs while the rest is looked up
+    probing = SlurmProbe() if slurm else None
     gpus, gpu_fault = _gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
     return Facts(
         hostname=socket.gethostname(),
@@ -117,7 +144,19 @@ def gather_facts(*, cwd: Path | None = None, python: str | None = None, secrets:
         slurm_configured=_slurm_configured(),
         git=_finish_git(git),
         secrets_missing=tuple(name for name in dict.fromkeys(secrets) if not os.environ.get(name)),
+        slurm=None if probing is None else probing.answer(),
+        allocation=allocation_of(os.environ),
+        template=None if template is None else _template(template),
+        until_s=None if until is None else datetime.fromisoformat(until).timestamp(),
     )
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise Refused([Problem(where="slurm.template", message=f"{path} cannot be read: {why}")]) from error
 
 
 def facts_to_json(facts: Facts) -> str:
@@ -136,6 +175,8 @@ def facts_from_json(text: str) -> Facts:
     raw["code"] = CodeFacts(**raw["code"]) if raw.get("code") else None
     raw["interpreter"] = Interpreter(**raw["interpreter"]) if raw.get("interpreter") else None
     raw["secrets_missing"] = tuple(raw.get("secrets_missing", ()))
+    raw["slurm"] = slurm_from_json(raw.get("slurm"))
+    raw["allocation"] = Allocation(**raw["allocation"]) if raw.get("allocation") else None
     return Facts(**raw)
 
 

@@ -39,6 +39,29 @@ def torchrun_lines(plan: Plan, *, torchrun: Sequence[str], overrides: Sequence[s
         yield line if plan.worker.cwd == cwd else f"cd {_quoted(plan.worker.cwd)} && {line}"
 
 
+def srun_line(plan: Plan, *, torchrun: Sequence[str], overrides: Sequence[str], cwd: str) -> Iterator[str]:
+    """The one line that does the same on all nodes of an allocation: of `salloc`, or in a batch script."""
+    assert plan.slurm is not None
+    unset = [part for name in plan.env_unset for part in ("-u", name)]
+    start = " ".join(["exec env", *unset, *(f"{variable.name}={_quoted(variable.value)}" for variable in plan.env)])
+    nodes = len(plan.nodes)
+    words = [
+        *("--nproc-per-node", str(plan.nproc_per_node)),
+        *("--master-port", str(plan.master_port or TORCHRUN_PORT)),
+        *("--max-restarts", "0"),
+        *_program(plan, overrides),
+    ]
+    command = (
+        f"{start} {' '.join(map(_quoted, torchrun))} --nnodes {nodes} --node-rank $SLURM_NODEID "
+        f"--master-addr $HEAD_NODE {' '.join(map(_quoted, words))}"
+    )
+    inside = "\n".join([*plan.setup, command])
+    srun = f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={plan.slurm.cpus_per_node}"
+    head = "HEAD_NODE=$(scontrol show hostnames | head -n 1)"
+    line = f"{head} {srun} bash -euo pipefail -c {_quoted(inside)}"
+    yield line if plan.worker.cwd == cwd else f"cd {_quoted(plan.worker.cwd)} && {line}"
+
+
 def _after_setup(setup: Sequence[str], command: str) -> str:
     """The command, after the lines that are run on each node: in the very shell that the agent runs them in."""
     if not setup:

@@ -19,7 +19,8 @@ _CARRIED = (".", "agent", "agent/adapters", "planning", "runs")
 
 def carry_agent(run: RunDir, plan: Plan) -> None:
     """Copy the agent where the plan starts it from the run directory, and the client for a script."""
-    if str(run.agent_start) in plan.agent_argv:
+    starts = plan.agent_argv if plan.slurm is None else (*plan.agent_argv, *plan.slurm.srun)
+    if str(run.agent_start) in starts:
         for folder in _CARRIED:
             _copy(sorted((_PACKAGE / folder).glob("*.py")), run.agent_code / "launcher" / folder)
         shutil.copyfile(_PACKAGE / "agent" / "start.py", run.agent_start)

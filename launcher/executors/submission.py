@@ -1,0 +1,83 @@
+"""One call of sbatch, by submitit: its command and the reading of its answer. Our script, and no pickle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import submitit
+from submitit.core.utils import FailedSubmissionError
+
+LIMIT_S = 120.0
+"""A busy controller answers late; one that is away makes sbatch try for about that long."""
+
+
+class Refusal(Exception):  # noqa: N818 - what SLURM gives
+    """SLURM takes the job not."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+
+
+class _OwnScript(submitit.SlurmExecutor):
+    """submitit's way to submit, with a script of ours and flags of this submission."""
+
+    def __init__(self, folder: Path, script: str, flags: Sequence[str]) -> None:
+        super().__init__(folder)
+        self._script, self._flags = script, flags
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        return self._script
+
+    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+        program, *rest = super()._make_submission_command(submission_file_path)
+        return [program, *self._flags, *rest]
+
+    def send(self, path: Path, environment: Mapping[str, str]) -> str:
+        """Submit the script that lies there."""
+        done = subprocess.run(
+            self._make_submission_command(path),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=dict(environment),
+            timeout=LIMIT_S,
+            check=False,
+        )
+        if done.returncode:
+            raise Refusal(_sentence(done.stderr, done.returncode))
+        job: str = self._get_job_id_from_submission_command(done.stdout)
+        return job
+
+
+def sbatch(script: str, folder: Path, *, flags: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Submit a script and return the id of its job. Raises Refusal.
+
+    It is kept in the folder as `batch.sh`, the newest, and as `batch-JOB.sh`.
+    """
+    path = folder / "batch.sh"
+    path.write_text(script, encoding="utf-8")
+    path.chmod(0o755)
+    sender = _OwnScript(folder, script, flags)
+    try:
+        job = sender.send(path, environment)
+    except subprocess.TimeoutExpired:
+        raise Refusal(
+            f"sbatch has not answered within {LIMIT_S:.0f} s; `squeue --me` says whether it was taken"
+        ) from None
+    except (OSError, FailedSubmissionError) as error:
+        raise Refusal(str(error)) from error
+    kept = folder / f"batch-{job}.sh"
+    kept.unlink(missing_ok=True)
+    os.link(path, kept)
+    return job
+
+
+def _sentence(errors: str, code: int) -> str:
+    """What sbatch says, without its name in front of each line."""
+    lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in errors.splitlines()]
+    return "; ".join(filter(None, lines)) or f"sbatch ended with exit code {code}, and said nothing"
