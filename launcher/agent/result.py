@@ -80,6 +80,7 @@ def make_result(
         "first_failure": _failure(first, events) if finish.exit_code and first is not None else None,
         "policy": finish.policy,
         "step": summary.get("step", saved[-1]["step"] if step is None and saved else step),
+        "total_steps": _last(events, "training_started").get("total_steps"),
         "samples_seen": summary.get("samples_seen"),
         "world_size": plan.world_size,
         "metrics": summary.get("metrics", {}),

@@ -15,7 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("launcher.cli.recipes:schema", "JSON Schema of a recipe, for editors."),
     "list": ("launcher.cli.recipes:list_", "What a recipe may name: models, datasets, strategies ..."),
     "ls": ("launcher.cli.runs:ls", "Runs, newest first."),
-    "status": ("launcher.cli.runs:status", "State, nodes, workers, attempts and cause of a run."),
+    "status": ("launcher.cli.status:status", "State, queue, nodes, workers, attempts and cause of a run, or of many."),
     "logs": ("launcher.cli.logs:logs", "Output of a run; -f follows it."),
     "report": ("launcher.cli.report:report", "Why a run ended, and where the time went."),
     "cancel": ("launcher.cli.runs:cancel", "Stop a run, with a checkpoint."),

@@ -1,9 +1,10 @@
-"""Commands about runs: ls, status, cancel, path."""
+"""Commands about runs: ls, cancel, path."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,17 +13,17 @@ import click
 
 from launcher.executors.base import observe_job
 from launcher.runs.observed import GONE
-from launcher.wording import first_line, shortened
 
 if TYPE_CHECKING:
-    from launcher.executors.base import Executor, JobRef
+    from launcher.executors.base import JobRef
     from launcher.runs.find import Pointer
     from launcher.runs.fold import RunRecord
     from launcher.runs.rundir import RunDir
 
 _LS_SHOWN = 20
-_MESSAGE_WIDTH = 120
 _POLL_S = 0.05
+_POLL_FAR_S = 0.5
+"""For the files of a run on a cluster; its scheduler is asked less often."""
 _LEAVE_S = 15.0
 """How long after its grace a run may take to be gone before `cancel` says so."""
 
@@ -34,28 +35,15 @@ def ls(show_all: bool, as_json: bool) -> None:
     """Runs, newest first."""
     from launcher.runs.find import all_runs
 
-    pointers = all_runs()
+    pointers = [pointer for pointer in all_runs() if not pointer.is_point]
     shown = pointers if show_all else pointers[:_LS_SHOWN]
-    rows = [_row(pointer) for pointer in shown]
+    rows = rows_of(shown)
     if as_json:
         print(json.dumps({"runs": rows, "total": len(pointers)}, ensure_ascii=False))
         return
     print(table(rows, now_s=time.time()))
     if len(shown) < len(pointers):
         print(f"... and {len(pointers) - len(shown)} older: launch ls --all")
-
-
-@click.command()
-@click.argument("run", metavar="RUN")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def status(run: str, as_json: bool) -> None:
-    """State, nodes, workers, attempts and cause of RUN."""
-    from launcher.runs.find import find_run
-    from launcher.runs.load import read_record
-
-    found = find_run(run)
-    record = read_record(found, observe_job)
-    print(json.dumps(status_fields(record, found), ensure_ascii=False) if as_json else status_text(record, found))
 
 
 @click.command()
@@ -74,15 +62,22 @@ def cancel(run: str) -> int:
     if record.state.is_final:
         print(f"{found.run_id} has ended already: {record.state}")
         return 0
-    ref = JobRef.parse(reachable(record))
-    executor = get_executor(ref.executor)
+    jobs = [JobRef.parse(ref) for ref in reachable(record)]
     record_event(found, "cancel_requested", **_who())
-    executor.cancel(ref, signum=signal.SIGTERM)
-    print(f"{found.run_id}: stopping (launch cancel again to end it at once)", flush=True)
-    if not wait_until_gone(executor, ref, limit_s=read_plan(found).limits.grace_s + _LEAVE_S):
+    # Of a chain the newest first: none that waits may begin because the one before it has ended.
+    for job in reversed(jobs):
+        get_executor(job.executor).cancel(job, signum=signal.SIGTERM, again=record.is_cancelled)
+    at_once = record.is_cancelled and record.on_slurm
+    print(
+        f"{found.run_id}: " + ("ending it at once" if at_once else "stopping (launch cancel again to end it at once)")
+    )
+    sys.stdout.flush()
+    limit_s = read_plan(found).limits.grace_s + _LEAVE_S
+    gone = wait_until_over(found, limit_s) if record.on_slurm else wait_until_gone(jobs[0], limit_s=limit_s)
+    if not gone:
         print(f"{found.run_id} is still there; `launch cancel {run}` ends it at once")
         return 1
-    record = read_record(found, lambda _: GONE)
+    record = read_record(found, observe_job if record.on_slurm else lambda _: GONE)
     print(f"{found.run_id} {record.state}" + (f": {record.sentence}" if record.sentence else ""))
     return 0
 
@@ -99,28 +94,46 @@ def path(run: str, checkpoint: str | None) -> None:
     print(found.path if checkpoint is None else find_checkpoint(found, checkpoint))
 
 
-def reachable(record: RunRecord) -> str:
-    """The job of a run that is not over, as a printed reference. Raises Refused where it is out of reach."""
+def reachable(record: RunRecord) -> tuple[str, ...]:
+    """The jobs of a run that is not over, as printed references. Raises Refused where they are out of reach."""
     import socket
 
     from launcher.errors import Problem, Refused
+    from launcher.runs.states import RunState
 
     if record.ref is None:
         raise Refused([Problem(where=record.run_id, message="it was never submitted; there is nothing to stop")])
-    if observe_job(record.ref).alive is None:
+    if record.state is RunState.UNKNOWN and record.on_slurm:
+        raise Refused([Problem(where=record.run_id, message=f"its job cannot be reached: {record.sentence}")])
+    if record.state is RunState.UNKNOWN:
         message = f"it runs on {record.host}, and this is {socket.gethostname()}"
         hint = f"on {record.host}: launch cancel {record.run_id}"
         raise Refused([Problem(where=record.run_id, message=message, hint=hint)])
-    return record.ref
+    return record.jobs
 
 
-def wait_until_gone(executor: Executor, ref: JobRef, *, limit_s: float) -> bool:
+def wait_until_gone(job: JobRef, *, limit_s: float) -> bool:
     """Wait for the end of a job, at most this long. False: it is still there."""
-    deadline_s = time.monotonic() + limit_s
-    while executor.observe(ref).alive is not False:
+    from launcher.executors.base import get_executor
+
+    executor, deadline_s = get_executor(job.executor), time.monotonic() + limit_s
+    while executor.observe(job).alive is not False:
         if time.monotonic() > deadline_s:
             return False
         time.sleep(_POLL_S)
+    return True
+
+
+def wait_until_over(run: RunDir, limit_s: float) -> bool:
+    """Wait until a run on a cluster is over, by its files or by its scheduler, at most this long."""
+    from launcher.executors.base import Watcher
+    from launcher.runs.load import read_record
+
+    watcher, deadline_s = Watcher(), time.monotonic() + limit_s
+    while not read_record(run, watcher).state.is_final:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_FAR_S)
     return True
 
 
@@ -134,84 +147,57 @@ def table(rows: Sequence[Mapping[str, Any]], *, now_s: float) -> str:
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def status_fields(record: RunRecord, run: RunDir) -> dict[str, Any]:
-    """What `launch status --json` says."""
-    from dataclasses import asdict
+def rows_of(pointers: Sequence[Pointer]) -> list[dict[str, Any]]:
+    """What `launch ls` shows of these runs. The jobs of all are asked for at once."""
+    from launcher.executors.base import observe_jobs
+    from launcher.recipe.paths import is_file
+    from launcher.runs.load import read_ended, read_records
 
-    fields = asdict(record)
-    return {"run_id": fields.pop("run_id"), "run_dir": str(run.path), "is_final": record.state.is_final, **fields}
-
-
-def status_text(record: RunRecord, run: RunDir) -> str:
-    """What `launch status` says."""
-    from launcher.runs.states import RunState
-
-    lines = [
-        f"{record.run_id}  {record.state}" + (f": {record.sentence}" if record.sentence else ""),
-        *_reached(record),
-        f"  attempts  {record.attempts}   restarts {record.restarts}"
-        + ("" if record.exit_code is None else f"   exit {record.exit_code}"),
-        *(f"  node {node['node']}    {node['state']}   {node['host']}   agent {node['pid']}" for node in record.nodes),
-        *(
-            f"  rank {worker['rank']}    node {worker['node']}   pid {worker['pid']}   attempt {worker['attempt']}"
-            for worker in record.workers
-        ),
-        *(f"  failure   {_failure(event)}" for event in record.failures if not _asked_to_end(event, record)),
-        *([f"  why       {record.reason}"] if record.state is RunState.FAILED and record.reason else []),
-        f"  run       {run.path}",
-        *_uploaded(record.tracking or {}),
-    ]
-    return "\n".join(lines)
+    rows: list[dict[str, Any]] = []
+    open_ones: list[tuple[dict[str, Any], RunDir]] = []
+    for pointer in pointers:
+        run = pointer.run
+        row: dict[str, Any] = {"run_id": pointer.run_id, "created_s": pointer.created_s, "run_dir": str(run.path)}
+        rows.append(row)
+        if not is_file(run.plan):
+            row |= {"state": "GONE", "why": f"moved or deleted: {run.path}"}
+        elif (ended := read_ended(run)) is not None:
+            row |= _told(ended)
+        else:
+            open_ones.append((row, run))
+    records = read_records([run for _, run in open_ones], observe_jobs)
+    for (row, _), record in zip(open_ones, records, strict=True):
+        row.update(_told(record))
+    return rows
 
 
-def _reached(record: RunRecord) -> list[str]:
-    """How far the training is; nothing for a script, which does not say it."""
-    evaluation = {name: value for name, value in (record.metrics or {}).items() if name.startswith("eval/")}
-    saved = [event.get("step") for event in record.checkpoints]
-    lines = {
-        "step": _step(record.step, record.total_steps),
-        "metrics": "   ".join(f"{name} {value:.3g}" for name, value in sorted(evaluation.items())),
-        "saved": f"step-{saved[-1]}" if saved else "",
+def row_of(record: RunRecord, run: RunDir) -> dict[str, Any]:
+    """The same of one run, where its record is known."""
+    return {
+        "run_id": record.run_id,
+        "created_s": record.created_s or 0.0,
+        "run_dir": str(run.path),
+        **_told(record),
     }
-    return [f"  {name:<8}  {text}" for name, text in lines.items() if text]
 
 
-def _uploaded(tracking: Mapping[str, Any]) -> list[str]:
-    wandb = tracking.get("wandb") or {}
-    where = wandb.get("url") or wandb.get("sync")
-    return [f"  W&B       {wandb.get('mode')}: {where}"] if where else []
+def _told(record: RunRecord) -> dict[str, Any]:
+    from launcher.cli.status import expected_start
 
-
-def _failure(event: Mapping[str, Any]) -> str:
-    return (
-        f"attempt {event.get('attempt')}   rank {event.get('rank')} on node {event.get('node')}   "
-        f"{event.get('cause')}   {shortened(first_line(event.get('message')), _MESSAGE_WIDTH)}"
-    ).rstrip()
-
-
-def _asked_to_end(event: Mapping[str, Any], record: RunRecord) -> bool:
-    """A worker that knows nothing of stops: TERM ends it, as it was meant to."""
-    by_term = event.get("message") == "killed by SIGTERM" and event.get("attempt") == record.attempts
-    return by_term and record.stop_reason is not None
-
-
-def _row(pointer: Pointer) -> dict[str, Any]:
-    from launcher.runs.load import read_record
-
-    row: dict[str, Any] = {"run_id": pointer.run_id, "created_s": pointer.created_s, "run_dir": str(pointer.run.path)}
-    if pointer.gone:
-        return {**row, "state": "GONE", "why": f"moved or deleted: {pointer.run.path}"}
-    record = read_record(pointer.run, observe_job)
+    seen, why = record.queue, record.sentence
+    if seen is not None and seen.waits and not why:
+        why = ", ".join(filter(None, [seen.reason, expected_start(seen.starts_s, time.time())]))
     kept = {"state": record.state.value, "step": record.step, "total_steps": record.total_steps}
-    return {**row, **kept, "exit_code": record.exit_code, "why": record.sentence}
+    return {**kept, "exit_code": record.exit_code, "why": why}
 
 
 def _cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
-    step = _step(row.get("step"), row.get("total_steps"))
+    step = step_text(row.get("step"), row.get("total_steps"))
     return (row["run_id"], row["state"], _age(now_s - row["created_s"]), step, row["why"])
 
 
-def _step(step: int | None, total: int | None) -> str:
+def step_text(step: int | None, total: int | None) -> str:
+    """`120/632`, or `120` where the end is not known."""
     if step is None:
         return ""
     return f"{step}/{total}" if total else str(step)

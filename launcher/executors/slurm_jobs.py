@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -187,12 +188,12 @@ def _moment(field: str) -> float | None:
 
 
 def _exit_code(field: str) -> int | None:
-    """`7:0` -> 7, `0:9` -> 137."""
+    """`7:0` -> 7, `0:9` -> 137; `0:125` is SLURM's own word for out of memory, and no signal."""
     match = re.fullmatch(r"(\d+):(\d+)", field)
     if match is None:
         return None
     code, signum = int(match[1]), int(match[2])
-    return 128 + signum if signum else code
+    return code if not signum else 128 + signum if signum <= signal.SIGRTMAX else None
 
 
 def cancel_job(ident: str, *, again: bool = False) -> bool:

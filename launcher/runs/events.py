@@ -2,7 +2,8 @@
 
 launch-<time>-<pid>, the command line:
     created {command, user, host} · submitted {ref, chain: [ref]} · prepared {time_s} · cancel_requested {host, user} ·
-    resumed {overrides, nodes: [before, now], code: same|current|unchanged, code_sha256, code_kept}
+    resumed {overrides, nodes: [before, now], code: same|current|unchanged, code_sha256, code_kept} ·
+    array_submitted {ref, offset, tasks}, of a sweep: the index of a point is the number of its task + offset
 supervisor-<pid>:
     supervisor_started {pid, host, channel: {address, port}} · agent_lost {node, pid, status} ·
     supervisor_ended {exit_code, swept} ·

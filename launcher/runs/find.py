@@ -5,6 +5,7 @@ A pointer's name begins with the time, so that the newest are known without open
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -19,6 +20,9 @@ from launcher.runs.rundir import RunDir
 
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{1,6}_.+\.json")
+_POINT = re.compile(r"-\d{4}-[a-z0-9]{4}\.\d+$")
+_LAST_OF_POINT = re.compile(r"[a-z0-9]{4}\.\d+")
+_PATTERN = re.compile(r"[*?\[]")
 _SHOWN = 10
 
 
@@ -39,6 +43,11 @@ class Pointer:
     def run_id(self) -> str:
         """The id of the run, from the file's name."""
         return self.name.partition("_")[2].removesuffix(".json")
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is a point of a sweep: `SWEEP.INDEX`."""
+        return _POINT.search(self.run_id) is not None
 
     @property
     def created_s(self) -> float:
@@ -113,14 +122,40 @@ def find_run(text: str) -> RunDir:
 
 def matching(text: str, pointers: Sequence[Pointer]) -> list[Pointer]:
     """The runs that a text may mean: the one of that id, else those it is a prefix or the last four characters of."""
-    exact = [pointer for pointer in pointers if pointer.run_id == text]
+    # Names alone, and no property of ten thousand pointers: this is the beginning of every command about a run.
+    named = [pointer for pointer in pointers if text in pointer.name] if text else []
+    exact = [pointer for pointer in named if pointer.run_id == text]
     if exact or not text:
         return exact
+    point = _LAST_OF_POINT.fullmatch(text)
+    if point is not None:
+        return [pointer for pointer in named if pointer.run_id.endswith(text) and pointer.is_point]
     return [
         pointer
-        for pointer in pointers
+        for pointer in named
         if pointer.run_id.startswith(text) or (len(text) == 4 and pointer.run_id.endswith(text))
+        if not pointer.is_point or "." in text
     ]
+
+
+def find_runs(texts: Sequence[str]) -> list[RunDir]:
+    """The runs that several texts mean, each once: as `find_run`, or by a pattern with `*`, `?` or `[...]`.
+
+    A pattern means every run that is still in its place, newest first; it takes in the points of sweeps.
+    Raises RecipeError for a text that means none.
+    """
+    found: dict[Path, RunDir] = {}
+    for text in texts:
+        if not _PATTERN.search(text) or os.sep in text:
+            run = find_run(text)
+            found[run.path] = run
+            continue
+        fits = re.compile(fnmatch.translate(text)).match
+        runs = [pointer.run for pointer in all_runs() if fits(pointer.run_id) and not pointer.gone]
+        if not runs:
+            raise _problem(text, "no run has an id of this pattern", "`launch ls` lists your runs")
+        found |= {run.path: run for run in runs}
+    return list(found.values())
 
 
 def _unique(text: str, pointers: Sequence[Pointer]) -> Pointer:
@@ -136,7 +171,7 @@ def _unique(text: str, pointers: Sequence[Pointer]) -> Pointer:
 
 def _newest(pointers: Sequence[Pointer]) -> RunDir:
     for pointer in pointers:
-        if not pointer.gone:
+        if not pointer.is_point and not pointer.gone:
             return pointer.run
     raise _problem("last", "there is no run yet" if not pointers else "none of your runs is still in its place", "")
 

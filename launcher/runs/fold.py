@@ -458,7 +458,8 @@ def _vanished(record: RunRecord, seen: Observation, now_s: float | None) -> RunR
     over = f"job {ident} is over ({seen.state})" if seen.state else f"SLURM does not know job {ident} any more"
     ended_s = seen.ends_s if seen.ends_s is not None else record.last_event_s
     record = replace(record, queue=_told(seen))
-    if now_s is not None and ended_s is not None and now_s - ended_s < _LAST_WORDS_S:
+    never_began = bool(seen.state) and not seen.nodes  # so it has no last words
+    if now_s is not None and ended_s is not None and now_s - ended_s < _LAST_WORDS_S and not never_began:
         return replace(record, sentence=f"{over}; its last words may take some seconds to arrive")
     gone = replace(record, ended_s=ended_s, exit_code=record.exit_code or seen.exit_code or None)
     if seen.state in _GONE:

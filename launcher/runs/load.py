@@ -13,7 +13,7 @@ from launcher.errors import Problem, Refused
 from launcher.planning.plan import Plan
 from launcher.runs.events import parse_object, read_events
 from launcher.runs.fold import RunRecord, fold
-from launcher.runs.observed import ALIVE, UNKNOWN, Observation
+from launcher.runs.observed import ALIVE, GONE, UNKNOWN, Observation
 from launcher.runs.rundir import RunDir
 from launcher.runs.steps import tail
 
@@ -39,6 +39,18 @@ def read_records(runs: Sequence[RunDir], observe_all: ObserveAll) -> list[RunRec
     for index in open_ones:
         records[index] = _stepped(_fold(runs[index], _carrier(records[index].jobs, seen), now_s), runs[index])
     return records
+
+
+def read_ended(run: RunDir) -> RunRecord | None:
+    """What a list shows of a run that has ended, from its result alone. None: its events have to be read.
+
+    `launch resume` takes the result away, so one that is there is that of the newest launch.
+    """
+    result = read_result(run)
+    if result is None or not isinstance(total_steps := result.get("total_steps", ""), int | None):
+        return None
+    record = replace(fold((), GONE, result, run_id=run.run_id), total_steps=total_steps)
+    return record if record.state.is_final else None
 
 
 def _fold(run: RunDir, seen: Observation, now_s: float | None = None) -> RunRecord:

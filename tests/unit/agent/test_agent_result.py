@@ -58,7 +58,7 @@ def test_of_a_training_that_finished(plan: Plan) -> None:
     story = events(
         ("created", {}),
         ("attempt_started", {"attempt": 1}),
-        ("training_started", {"attempt": 1, "step": 0}),
+        ("training_started", {"attempt": 1, "step": 0, "total_steps": 632}),
         ("checkpoint_saved", {"attempt": 1, "step": 300, "best": True, "time_s": 0.25}),
         ("evaluated", {"attempt": 1, "step": 632, "time_s": 0.6}),
         ("checkpoint_saved", {"attempt": 1, "step": 632, "best": False, "time_s": 0.15}),
@@ -73,6 +73,7 @@ def test_of_a_training_that_finished(plan: Plan) -> None:
         "reason": "all workers finished",
         "first_failure": None,
         "step": 632,
+        "total_steps": 632,
         "samples_seen": 80896,
         "world_size": 2,
         "metrics": {"eval/accuracy": 0.978},

@@ -14,7 +14,7 @@ import runs_values as values
 from fake_executor import STARTS, Ends, FakeExecutor, Happens, Prints
 
 from launcher.cli.resume import complete_text
-from launcher.cli.runs import status_text
+from launcher.cli.status import status_text
 from launcher.runs.create import claimed
 from launcher.runs.events import read_events
 from launcher.runs.find import all_runs, state_folder
@@ -287,7 +287,7 @@ def test_status_says_how_far_the_training_is_and_why_it_failed(tmp_path: Path) -
         {"event": "tracking", "wandb": {"mode": "offline", "sync": "wandb sync x"}},
     ]
     result = {"state": "FAILED", "cause": "oom", "reason": "no memory; not retried", "metrics": {"eval/loss": 0.0812}}
-    text = status_text(fold(events, GONE, result, run_id="a"), RunDir(tmp_path))
+    text = status_text(fold(events, GONE, result, run_id="a"), RunDir(tmp_path), now_s=0.0)
     for line in (
         "step      300/632",
         "metrics   eval/loss 0.0812",
@@ -296,7 +296,9 @@ def test_status_says_how_far_the_training_is_and_why_it_failed(tmp_path: Path) -
     ):
         assert f"  {line}\n" in f"{text}\n"
     assert "why       no memory; not retried" in text
-    assert "step " not in status_text(fold([], GONE, None, run_id="a"), RunDir(tmp_path)), "a script says no steps"
+    assert "step " not in status_text(fold([], GONE, None, run_id="a"), RunDir(tmp_path), now_s=0.0), (
+        "a script says no steps"
+    )
 
 
 def test_status_of_a_run_that_was_stopped_names_failures_only(tmp_path: Path) -> None:
@@ -307,7 +309,7 @@ def test_status_of_a_run_that_was_stopped_names_failures_only(tmp_path: Path) ->
         {**ended, "node": 0, "rank": 0},
         {**ended, "node": 1, "rank": 1, "cause": "worker_error", "message": f"ValueError: {'x' * 500}"},
     ]
-    text = status_text(fold(events, GONE, {"state": "CANCELLED"}, run_id="a"), RunDir(tmp_path))
+    text = status_text(fold(events, GONE, {"state": "CANCELLED"}, run_id="a"), RunDir(tmp_path), now_s=0.0)
     assert "SIGTERM" not in text
     (line,) = (line for line in text.splitlines() if "failure" in line)
     assert line.endswith("x ...")

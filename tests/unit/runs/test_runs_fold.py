@@ -347,8 +347,10 @@ def test_a_job_that_vanished_is_reported_when_its_last_words_had_time_to_arrive(
     record = on_slurm(12, FORGOTTEN, after_s=25.0)
     assert record.state is RunState.FAILED
     assert record.sentence.startswith("it vanished: SLURM does not know job 7 any more, and nobody wrote down why")
-    ended_now = Observation(alive=False, state="COMPLETED", ends_s=1013.0 + 3600)
+    ended_now = Observation(alive=False, state="COMPLETED", nodes="n1", ends_s=1013.0 + 3600)
     assert on_slurm(12, ended_now).state is RunState.RUNNING
+    never_began = Observation(alive=False, state="CANCELLED", ends_s=1013.0 + 3600)
+    assert on_slurm(2, never_began).state is RunState.CANCELLED, "it has no last words"
 
 
 def test_a_requeue_without_a_job_is_reported() -> None:
