@@ -72,6 +72,8 @@ class LoadedRecipe:
     """Where to run, as it was said, and who said it. None = nobody."""
     places: dict[str, str] = field(default_factory=dict, repr=False)
     """Full path of every key that was set, sections included -> its place as an error shows it."""
+    notes: tuple[str, ...] = ()
+    """What a profile says and this recipe cannot have."""
     points: tuple[Point, ...] = ()
     """Of a recipe with a `sweep:`, in order."""
 
@@ -150,8 +152,9 @@ def _finish(
     findings: Findings,
 ) -> LoadedRecipe:
     """Everything after reading: the same for a recipe and for a script."""
+    notes: tuple[str, ...] = ()
     if profile is not None and profile.tree is not None:
-        tree = over_profile(profile.tree, tree)
+        tree, notes = over_profile(profile.tree, tree)
     tree = _with_overrides(tree, overrides, findings)
     tree = _with_flags(tree, flags, findings)
     points = expand(tree, _settled, findings)
@@ -171,6 +174,7 @@ def _finish(
             **{f"{key}.{i}": str(item.place) for key, entry in entries for i, item in enumerate(_listed(entry))},
             **{key: str(entry.place) for key, entry in entries},
         },
+        notes=notes,
         points=points,
     )
 

@@ -29,8 +29,10 @@ from launcher.recipe.nodes import (
     Scalar,
     Table,
     dotted,
+    present,
     section_at,
     walk,
+    without,
 )
 from launcher.recipe.paths import expanded, is_file
 from launcher.recipe.schema import ExecutorName, Profile, Recipe
@@ -46,6 +48,12 @@ NOT_IN_PROFILES: dict[Keys, str] = {
 """Keys of sections that a profile has, which belong to a recipe or a launch all the same."""
 JOINED = ("setup", "prepare")
 """Lists of which a recipe adds to what its profile says; any other list replaces it."""
+
+_OF_SCRIPTS: dict[Keys, str] = {
+    ("python",): "the built-in training program is run by the launcher's own interpreter",
+    ("slurm", "container"): "the built-in training program runs in the launcher's own environment",
+}
+_OF_JOBS: dict[Keys, str] = {("network", "timeout"): "a script sets the timeout of its collectives itself"}
 
 
 @dataclass(frozen=True)
@@ -121,21 +129,20 @@ def read_profile(path: Path) -> ProfileFile:
     return ProfileFile(path.stem, path, executor, description, layer, findings)
 
 
-def over_profile(profile: Table, recipe: Table) -> Table:
-    """The recipe on top of a profile.
+def over_profile(profile: Table, recipe: Table) -> tuple[Table, tuple[str, ...]]:
+    """The recipe on top of a profile, and what of the profile is left out, as sentences.
 
     Sections and mappings key by key; `setup` and `prepare` of both; anything else replaced. `auto` in a recipe says
     nothing, `null` takes the profile's value away. What only some recipes can have is left out for the others.
     """
-    is_script = any(key in recipe.entries for key in ("script", "module"))
-    network = section_at(profile, ("network",))
-    entries = dict(profile.entries)
-    if not is_script:
-        entries.pop("python", None)  # the interpreter of scripts; a job of ours is run by our own
-    elif network is not None and "timeout" in network.entries:  # that of a script is its own
-        kept = {key: entry for key, entry in network.entries.items() if key != "timeout"}
-        entries["network"] = Entry(profile.entries["network"].key, Table(kept, network.place))
-    return _over(Table(entries, profile.place), recipe, ())
+    notes = []
+    is_script = any(present(recipe, key) for key in ("script", "module"))
+    for keys, why in _OF_JOBS.items() if is_script else _OF_SCRIPTS.items():
+        section = section_at(profile, keys[:-1])
+        if section is not None and present(section, keys[-1]):
+            notes.append(f"{dotted(keys)} of the profile ({section.entries[keys[-1]].place}) does not count: {why}")
+            profile = without(profile, keys)
+    return _over(profile, recipe, ()), tuple(notes)
 
 
 def origin_of(entry: Entry) -> str:

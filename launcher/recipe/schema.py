@@ -360,7 +360,8 @@ class Profile(Section):
     prepare: tuple[str, ...] = ()
     """Lines of bash, run once per launch where `launch` is called. Those of a recipe follow."""
     python: str | None = None
-    """Interpreter of the workers of scripts, relative to this file. Default: our own."""
+    """Interpreter of the workers of scripts, relative to this file. Default: our own. As `slurm.container` it does not
+    count for a recipe that trains a model: the built-in program has the launcher's own environment."""
     runs_dir: str | None = None
     """Where run directories are made, relative to this file: a file system that every node sees."""
     scratch: str | None = None
