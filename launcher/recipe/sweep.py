@@ -73,7 +73,7 @@ class Point:
     settings: Mapping[str, str]
     """Key -> value as it is written on the command line."""
     origins: Mapping[str, str]
-    """Key -> where its value stands in the sweep."""
+    """Key -> `sweep` and where its value stands there."""
     recipe: Recipe
     """Without `sweep`."""
 
@@ -300,7 +300,7 @@ def _validated(root: Table, points: Sequence[_Point], validate: Validate, findin
             yield Point(
                 index=index,
                 settings={dotted(setting.keys): _text(setting.value) for setting in point},
-                origins={dotted(setting.keys): _place(setting).origin for setting in point},
+                origins={dotted(setting.keys): f"sweep {_place(setting)}" for setting in point},
                 recipe=recipe,
             )
 

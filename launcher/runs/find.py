@@ -15,8 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError, Refused
+from launcher.planning.points import split_point_id
 from launcher.recipe.paths import expanded, is_file, real
 from launcher.runs.rundir import RunDir
+from launcher.runs.sweep import SweepDir, make_point, read_sweep
 
 _STAMP = "%Y%m%dT%H%M%S.%f"
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{1,6}_.+\.json")
@@ -65,8 +67,9 @@ class Pointer:
 
     @property
     def gone(self) -> bool:
-        """Whether the run directory was moved or deleted."""
-        return not self.run.plan.is_file()
+        """Whether the run directory, or that of a sweep, was moved or deleted."""
+        run = self.run
+        return not run.plan.is_file() and not SweepDir(run.path).is_there
 
 
 def state_root() -> Path:
@@ -107,17 +110,51 @@ def all_runs() -> list[Pointer]:
 def find_run(text: str) -> RunDir:
     """The run that a user means by its id, a unique prefix, its last four characters, a path, or `last`.
 
-    `last` is the newest run that is still there. Raises RecipeError, with candidates, when it is not exactly one.
+    `last` is the newest run that is still there. The point of a sweep, `SWEEP.INDEX`, gets its run directory now, if it
+    has none yet. Raises RecipeError, with candidates, when it is not exactly one.
     """
     path = expanded(text)
-    if is_file(path / "plan.json"):
+    if is_file(path / "plan.json") or make_point(RunDir(path.absolute())):
         return RunDir(real(path))
+    sweep = find_sweep(text)
+    if sweep is not None:
+        raise _problem(text, f"{sweep.sweep_id} is a sweep", f"one of its points: {sweep.point(0).run_id}, ...")
+    if (point := _point(text)) is not None:
+        return point
     if os.sep in text:
         raise _problem(text, "there is no run directory here (no plan.json)", "`launch ls` lists your runs")
     pointers = all_runs()
     if text == "last":
         return _newest(pointers)
     return _present(text, _unique(text, pointers))
+
+
+def find_sweep(text: str) -> SweepDir | None:
+    """The sweep that a user means, as `find_run` would find a run; None where it is no sweep, or not exactly one."""
+    path = expanded(text)
+    if os.sep in text or is_file(path / "sweep.json"):
+        sweep = SweepDir(real(path))
+        return sweep if sweep.is_there else None
+    pointers = all_runs()
+    found = matching(text, pointers)
+    if text == "last":
+        found = [pointer for pointer in pointers if not pointer.gone][:1]
+    sweep = SweepDir(found[0].run.path) if len(found) == 1 else None
+    return sweep if sweep is not None and sweep.is_there else None
+
+
+def _point(text: str) -> RunDir | None:
+    """The point that `SWEEP.INDEX` means, SWEEP as `find_sweep` takes it. Raises RecipeError for an index too large."""
+    parts = split_point_id(text)
+    sweep = None if parts is None or os.sep in text else find_sweep(parts[0])
+    if parts is None or sweep is None:
+        return None
+    run = sweep.point(parts[1])
+    if not make_point(run):
+        record = read_sweep(sweep)
+        there = f"it has the points 0 to {record.points - 1}" if record is not None else ""
+        raise _problem(text, f"the sweep {sweep.sweep_id} has no point {parts[1]}", there)
+    return run
 
 
 def matching(text: str, pointers: Sequence[Pointer]) -> list[Pointer]:

@@ -43,12 +43,13 @@ def test_a_grid_is_every_combination_the_last_key_first(load: Load) -> None:
     assert last.recipe.train.optimizer.options == {"lr": 1e-2}
     assert last.recipe.model is not None
     assert last.recipe.model.options == {"hidden": 128}
-    assert last.origins == {"train.optimizer.lr": "a.yaml:7:32", "model.hidden": "a.yaml:8:24"}
+    assert last.origins == {"train.optimizer.lr": "sweep a.yaml:7:32", "model.hidden": "sweep a.yaml:8:24"}
     assert loaded.recipe.sweep is not None
 
 
 def test_zip_goes_side_by_side_and_a_list_is_its_points(load: Load) -> None:
-    more = "sweep:\n  zip: {train.seed: [1, 2], model.hidden: [8, 16]}\n  list: [{train.accumulate: 1}, {train.accumulate: 2}]\n"
+    pairs = "zip: {train.seed: [1, 2], model.hidden: [8, 16]}"
+    more = f"sweep:\n  {pairs}\n  list: [{{train.accumulate: 1}}, {{train.accumulate: 2}}]\n"
     assert overrides(load(text=BASE + more)) == [
         ("train.seed=1", "model.hidden=8", "train.accumulate=1"),
         ("train.seed=1", "model.hidden=8", "train.accumulate=2"),
@@ -67,7 +68,7 @@ def test_flags_make_a_grid_and_win_over_the_recipe(load: Load) -> None:
         ("train.seed=8", "model.hidden=8", "tracking.wandb.tags=[c]"),
     ]
     assert loaded.points[0].recipe.tracking.wandb.tags == ("a", "b")
-    assert loaded.points[0].origins["train.seed"] == "flag --sweep train.seed=7,8"
+    assert loaded.points[0].origins["train.seed"] == "sweep --sweep train.seed=7,8"
 
 
 def test_commas_in_quotes_belong_to_the_value(load: Load, tmp_path: Path) -> None:
