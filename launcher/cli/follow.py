@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.screen import Screen, status_line
+from launcher.cli.status import expected_start
+from launcher.cli.story import Story
 from launcher.cli.summary import final_block, here
 from launcher.errors import ExitCode
-from launcher.executors.base import Executor, JobRef
+from launcher.executors.base import Executor, JobRef, Watcher
 from launcher.runs.events import read_events
 from launcher.runs.fold import RunRecord, fold
 from launcher.runs.follow import Tail
 from launcher.runs.load import newest_metrics, read_record, read_result
 from launcher.runs.observed import ALIVE, GONE
+from launcher.runs.report import short_id
 from launcher.runs.states import RunState
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     from launcher.runs.rundir import RunDir
 
 _POLL_S = 0.05
+_POLL_FAR_S = 0.3
+"""For the files of a run on a cluster; its scheduler is asked less often."""
 _FEW_LINES_BYTES = 16 << 10
 
 
@@ -41,9 +47,17 @@ class Job:
 
 
 def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
-    """Show a run until it has ended, pass requests to stop on, and return its exit code."""
-    watch(job, inbox)
-    record = read_record(job.run, lambda _: GONE)
+    """Show a run until it has ended, pass requests to stop on, and return its exit code.
+
+    A run on a cluster belongs to its scheduler: a request to stop only ends the showing there.
+    """
+    if job.ref.executor == "slurm":
+        record = watch_far(job, inbox)
+        if not record.state.is_final:
+            return _detach(job, record, as_json=as_json)
+    else:
+        watch(job, inbox)
+        record = read_record(job.run, lambda _: GONE)
     result = read_result(job.run)
     exit_code = int(ExitCode.INTERNAL if record.exit_code is None else record.exit_code)
     if as_json:
@@ -59,6 +73,21 @@ def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
             text = "".join([*_last_lines(job.run.agents_log), text])
     Screen().lines(f"{text}\n".encode(errors="backslashreplace"))
     return exit_code
+
+
+def _detach(job: Job, record: RunRecord, *, as_json: bool) -> int:
+    """The last words of a person who looks away."""
+    if as_json:
+        fields = {"run_id": job.run.run_id, "run_dir": str(job.run.path), "ref": record.ref, "state": record.state}
+        print(json.dumps(fields, ensure_ascii=False), flush=True)
+    else:
+        name = short_id(job.run.run_id)
+        if not job.run.path.exists():
+            print(f"{job.run.path} was removed; job {job.ref.ident} goes on without it", file=sys.stderr)
+            return int(ExitCode.DONE)
+        print(f"{job.run.run_id} goes on ({record.state})", file=sys.stderr)
+        print(f"Next   launch logs {name} -f      launch status {name}      launch cancel {name}", file=sys.stderr)
+    return int(ExitCode.DONE)
 
 
 def _is_full(path: Path) -> bool:
@@ -91,6 +120,38 @@ def watch(job: Job, inbox: SignalInbox) -> None:
             job.executor.cancel(job.ref, signum=signum)
     console.close()
     screen.clear()
+
+
+def watch_far(job: Job, inbox: SignalInbox) -> RunRecord:
+    """Copy the console log of a run on a cluster to the terminal until it is over, or until somebody looks away.
+
+    Over all allocations: from the queue to the end. Returns the record; the run goes on if that is not final.
+    """
+    screen, console, story = Screen(), job.console, Story()
+    watcher = Watcher(lambda ref: job.executor.observe(JobRef.parse(ref)))
+    while True:
+        record = read_record(job.run, watcher)
+        if told := story.lines(record, now_s=time.time()):
+            screen.clear()
+            print("\n".join(told), file=sys.stderr, flush=True)
+        screen.lines(console.drain() if record.state.is_final else console.read())
+        if record.state.is_final or not job.run.path.exists():
+            break
+        if screen.wants_status:
+            screen.status(_far_status(job.run, record))
+        if inbox.wait(_POLL_FAR_S):
+            break
+    console.close()
+    screen.clear()
+    return record
+
+
+def _far_status(run: RunDir, record: RunRecord) -> str:
+    """As `live_status`, and what the scheduler says of a run that waits."""
+    if record.queue is not None and record.queue.waits:
+        starts = expected_start(record.queue.starts_s, time.time())
+        return "  ".join(filter(None, [run.run_id, record.state, record.queue.reason, starts]))
+    return live_status(run)
 
 
 def stop_message(plan: Plan, asked: int) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from launcher.runs.rundir import RunDir
 
 _POLL_S = 0.1
+_POLL_FAR_S = 0.3
+"""For the files of a run on a cluster; its scheduler is asked less often."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -32,10 +34,11 @@ def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: in
 
     found = find_run(run)
 
-    def chosen() -> list[Path]:
+    def chosen(*, over: bool = True) -> list[Path]:
         if rank is node is attempt is None:
-            # Of a run that never had a worker, all there is is what the agents' own Python said.
-            return [path for path in (found.console, found.agents_log) if path.exists() and path.stat().st_size][:1]
+            # Of a run that never had a worker, all there is is what the agents' own Python said, or the job's bash.
+            there = [found.console, *([found.agents_log, *found.job_logs()] if over else [])]
+            return [path for path in there if path.exists() and path.stat().st_size][:1]
         return select_logs(found, rank=rank, node=node, attempt=attempt)
 
     if not follow:
@@ -64,19 +67,22 @@ def _show(run: RunDir, paths: Sequence[Path]) -> None:
         sys.stdout.buffer.flush()
 
 
-def _follow(chosen: Callable[[], list[Path]], run: RunDir) -> None:
+def _follow(chosen: Callable[..., list[Path]], run: RunDir) -> None:
     """Show what is added to the chosen logs, those of later attempts too, until the run has ended."""
+    from launcher.cli.story import Story
     from launcher.executors.base import Watcher
     from launcher.runs.follow import Tail
     from launcher.runs.load import read_record
 
-    watcher = Watcher()
+    watcher, story = Watcher(), Story()
     tails: dict[Path, Tail] = {}
     shown: Path | None = None
     while True:
         record = read_record(run, watcher)
         ended = record.state.is_final
-        for path in chosen():
+        for line in story.lines(record, now_s=time.time()):
+            print(line, file=sys.stderr, flush=True)
+        for path in chosen(over=ended and shown is None):
             tail = tails.setdefault(path, Tail(path))
             if text := tail.drain() if ended else tail.read():
                 if path != shown:
@@ -84,11 +90,14 @@ def _follow(chosen: Callable[[], list[Path]], run: RunDir) -> None:
                     shown = path
                 sys.stdout.buffer.write(text)
                 sys.stdout.buffer.flush()
+        if not run.path.exists():
+            print(f"{run.path} was removed", file=sys.stderr)
+            return
         if ended:
             # Not on standard output, which is the log and nothing else.
             print(f"{run.run_id}  {record.state}: {record.sentence}", file=sys.stderr)
             return
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_FAR_S if record.on_slurm else _POLL_S)
 
 
 def _head(path: Path, run: RunDir, *, alone: bool) -> None:

@@ -62,6 +62,10 @@ class RunDir:
         """On SLURM: the batch script of each submission, as it was submitted, and the scheduler's own output."""
         return self.path / "slurm"
 
+    def job_logs(self) -> list[Path]:
+        """The scheduler's own output of each job, the newest first; a job that could not even begin says why there."""
+        return sorted(self.slurm.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+
     @property
     def metrics(self) -> Path:
         """Written by rank 0 of the built-in job."""

@@ -1,0 +1,54 @@
+"""What a person who follows a run on a cluster is told beside its output: why it waits, where it runs, what ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.cli.status import expected_start
+from launcher.runs.queue import reason_text, short_hosts
+
+if TYPE_CHECKING:
+    from launcher.runs.fold import AllocationRecord, RunRecord
+
+
+class Story:
+    """Each thing is told once. Of what was over before the first look, nothing is."""
+
+    def __init__(self) -> None:
+        self._reasons: set[tuple[int, str]] = set()
+        self._begun: set[int] | None = None
+        self._ended: set[int] = set()
+        self._sentence = ""
+
+    def lines(self, record: RunRecord, *, now_s: float) -> list[str]:
+        """What is new since the last look."""
+        if self._begun is None:
+            past = record.allocations if record.state.is_final else record.allocations[:-1]
+            self._begun = {each["allocation"] for each in past}
+            self._ended = {each["allocation"] for each in record.allocations if each["ended_s"] is not None}
+        told = []
+        for each in record.allocations:
+            if each["allocation"] not in self._begun:
+                self._begun.add(each["allocation"])
+                told.append(f"allocation {each['allocation']}: job {each['job']} on {short_hosts(each['nodes'])}")
+            if each["ended_s"] is not None and each["allocation"] not in self._ended:
+                self._ended.add(each["allocation"])
+                told.append(_ended(each))
+        if record.sentence and not record.state.is_final and record.sentence != self._sentence:
+            told.append(f"{record.run_id}: {record.sentence}")
+        self._sentence = record.sentence
+        return [*told, *self._waiting(record, now_s)]
+
+    def _waiting(self, record: RunRecord, now_s: float) -> list[str]:
+        seen, known = record.queue, len(record.allocations)
+        if seen is None or not seen.waits or record.state.is_final or (known, seen.reason) in self._reasons:
+            return []
+        self._reasons.add((known, seen.reason))
+        parts = [reason_text(seen.reason) or "its turn", expected_start(seen.starts_s, now_s)]
+        return [f"{record.run_id} waits: {', '.join(filter(None, parts))}"]
+
+
+def _ended(allocation: AllocationRecord) -> str:
+    step = "" if allocation["step"] is None else f"; step {allocation['step']:,}"
+    saved = " is saved" if allocation["saved"] and step else ""
+    return f"allocation {allocation['allocation']} ended: {allocation['sentence'] or 'nobody knows why'}{step}{saved}"
