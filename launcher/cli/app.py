@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("launcher.cli.explain:explain", "Every variable, address, port and interface, and why."),
     "stacks": ("launcher.cli.stacks:stacks", "Where every rank is now: its Python stack."),
     "sync": ("launcher.cli.sync:sync", "Upload what W&B kept offline, in order."),
+    "init-site": ("launcher.cli.init_site:init_site", "Write a profile of this cluster, from what SLURM says."),
     "doctor": ("launcher.cli.doctor:doctor", "This machine: what is missing, with a fix each."),
 }
 """Name -> where the click command is, and its line in the help. Nothing is imported to show the help."""
