@@ -22,7 +22,7 @@ from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import EXECUTORS, Executor, JobRef, get_executor
 from launcher.recipe.paths import expanded, is_file
 from launcher.recipe.whereto import Whereto, find_place
-from launcher.runs.create import create, new_run_id, record_event, resolved_recipe
+from launcher.runs.create import create, discard, new_run_id, record_event, resolved_recipe
 
 if TYPE_CHECKING:
     from launcher.planning.code import CodeSource
@@ -45,6 +45,12 @@ class Request:
     where: str | None = None
     name: str | None = None
     runs_dir: str | None = None
+    after: str | None = None
+    """On SLURM: not before this run, or job, has ended well."""
+    begin: str | None = None
+    """On SLURM: not before this moment."""
+    sweep: tuple[str, ...] = ()
+    """Texts of `--sweep`."""
 
     @property
     def is_script(self) -> bool:
@@ -54,7 +60,9 @@ class Request:
     @property
     def flags(self) -> Flags:
         """The options that are keys of the recipe too."""
-        return recipe_flags(name=self.name, nodes=self.nodes, nproc_per_node=self.nproc_per_node)
+        own = recipe_flags(name=self.name, nodes=self.nodes, nproc_per_node=self.nproc_per_node)
+        swept: Flags = {"sweep": ("--sweep", self.sweep)} if self.sweep else {}
+        return {**own, "slurm.after": ("--after", self.after), "slurm.begin": ("--begin", self.begin), **swept}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +85,7 @@ def prepared(request: Request, *, warm: bool) -> Iterator[Prepared]:
     """The plan of a request. Raises RecipeError and Refused, with all problems at once.
 
     `warm`: the first process of the run, which only imports torch, is started before the recipe is read; where nothing
-    is submitted inside, it is gone afterwards.
+    is submitted inside, it is gone afterwards. Without it nothing will be: what a cluster would refuse is a note then.
     """
     place = find_place(request.where, EXECUTORS)
     if place.profile is not None and place.profile.findings:
@@ -87,16 +95,23 @@ def prepared(request: Request, *, warm: bool) -> Iterator[Prepared]:
     if warm and (not place.is_default or not shutil.which("sbatch")):
         executor.warm(runs_root(request.runs_dir, None, os.environ) / run_id)
     try:
-        yield _prepare(request, place, executor, run_id)
+        yield _prepare(request, place, executor, run_id, dry_run=not warm)
     finally:
         executor.drop()
 
 
-def _prepare(request: Request, place: Whereto, executor: Executor, run_id: str) -> Prepared:
+def _prepare(request: Request, place: Whereto, executor: Executor, run_id: str, *, dry_run: bool) -> Prepared:
     from launcher.planning.codefacts import gather_code, package_code
     from launcher.planning.make import make_plan
 
     loaded = load_target(request, place)
+    _refuse_idle_flags(request, executor.name)
+    if executor.name == "here" and "resources.nodes" not in loaded.origins:
+        loaded = load_target(_whole_allocation(request), place)
+    if loaded.points:
+        message = "this is a sweep, and one run was asked for"
+        hint = "the `launch` command starts sweeps; `sweep:` begins a line of its own in the recipe"
+        raise RecipeError([Problem(where=loaded.where("sweep"), message=message, hint=hint)])
     facts = facts_of(loaded, executor.name)
     refuse_unclear_place(None if place.is_default else place.name, facts)
     root = str(runs_root(request.runs_dir, loaded.recipe.runs_dir, os.environ))
@@ -105,8 +120,27 @@ def _prepare(request: Request, place: Whereto, executor: Executor, run_id: str) 
     name = loaded.recipe.name
     run_id = run_id if name == likely_name(request) else _new_id(name)
     plan = make_plan(loaded, facts, run_id=run_id, runs_dir=root, executor=executor.name)
-    refuse(executor, plan)
-    return Prepared(plan=plan, facts=facts, executor=executor, recipe_text=loaded.text)
+    notes = refuse(executor, plan, dry_run=dry_run)
+    return Prepared(plan=plan, facts=facts, executor=executor, recipe_text=loaded.text, notes=notes)
+
+
+def _refuse_idle_flags(request: Request, executor: str) -> None:
+    """Raise RecipeError for what only a queue can do."""
+    given = [(flag, value) for flag, value in (("--after", request.after), ("--begin", request.begin)) if value]
+    if executor != "slurm" and given:
+        hint = "it goes with --on slurm, or a profile of SLURM"
+        raise RecipeError([Problem(where=flag, message=f"{executor} has no queue", hint=hint) for flag, _ in given])
+
+
+def _whole_allocation(request: Request) -> Request:
+    """The same on all nodes of the allocation, where nobody says how many. Raises Refused outside of one."""
+    from launcher.executors.here import not_inside
+    from launcher.planning.slurm_facts import allocation_of
+
+    allocation = allocation_of(os.environ)
+    if allocation is None:
+        raise Refused(not_inside(os.environ))
+    return dataclasses.replace(request, nodes=allocation.nodes)
 
 
 def prepare_again(
@@ -116,6 +150,7 @@ def prepare_again(
     flags: Flags,
     where: str | None = None,
     runs_dir: str | None = None,
+    dry_run: bool = False,
 ) -> Prepared:
     """The plan of another run, under a new id and with its code. Raises RecipeError and Refused."""
     from launcher.planning.make import make_plan
@@ -131,7 +166,7 @@ def prepare_again(
     code, origin, notes = code_of_rerun(run, source_of(loaded, facts, root))
     facts = dataclasses.replace(facts, code=code)
     plan = make_plan(loaded, facts, run_id=_new_id(loaded.recipe.name), runs_dir=root, executor=executor.name)
-    refuse(executor, plan)
+    refused = refuse(executor, plan, dry_run=dry_run)
     text = run.recipe.read_text(encoding="utf-8") if is_file(run.recipe) else loaded.text
     return Prepared(
         plan=plan,
@@ -140,7 +175,7 @@ def prepare_again(
         recipe_text=text,
         rerun_of=run.run_id,
         code_origin=origin,
-        notes=notes,
+        notes=(*notes, *refused),
     )
 
 
@@ -157,11 +192,34 @@ def make_run(what: Prepared, *, command: Sequence[str]) -> RunDir:
     )
 
 
-def start(plan: Plan, run: RunDir, executor: Executor, *, attached: bool) -> JobRef:
-    """Start the agents of a plan and return at once. Attached: the run ends with this process."""
-    ref = executor.submit(plan, run, attached=attached)
-    record_event(run, "submitted", ref=str(ref))
+def start(plan: Plan, run: RunDir, executor: Executor, *, attached: bool, is_new: bool = True) -> JobRef:
+    """Start the agents of a plan and return at once. Attached: the run ends with this process.
+
+    Raises Refused where the place does not take it. A run directory that was made for it (`is_new`) is gone then; one
+    that there was says so.
+    """
+    try:
+        ref = executor.submit(plan, run, attached=attached)
+    except Refused as error:
+        if is_new:
+            discard(run)
+        else:
+            record_refused(run, error)
+        raise
+    following = [str(JobRef(ref.executor, ident)) for ident in ref.following]
+    record_event(run, "submitted", ref=str(ref), **({"chain": [str(ref), *following]} if following else {}))
     return ref
+
+
+def record_refused(run: RunDir, error: Refused) -> None:
+    """Say that a run which was resumed has ended at once."""
+    reason = error.problems[0].message
+    record_event(run, "finished", state="FAILED", cause="refused", exit_code=int(error.exit_code), reason=reason)
+
+
+def returns_at_once(executor: Executor) -> bool:
+    """Whether a launch in this place does not stay with the run, unless it is told to: a queue may take days."""
+    return executor.name == "slurm"
 
 
 def other_place(where: str | None) -> Whereto | None:
@@ -209,11 +267,19 @@ def load_again(
         flags = {**flags, "script": ("the copy of the code", str(copy))}
         loaded = load_recipe(run.resolved, overrides, flags=flags, profile=profile, unset=unset)
         loaded = dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"script": live}))
-    loaded = _remembered(loaded, plan, elsewhere=place is not None)
+    loaded = _without_waits(_remembered(loaded, plan, elsewhere=place is not None), overrides)
     if place is not None:
         return _said_where(loaded, place)
     said = next(((str(value.value), value.origin) for value in plan.values if value.key == "on"), None)
     return dataclasses.replace(loaded, on=None if said is None else (said[0], _earlier(said[1])))
+
+
+def _without_waits(loaded: LoadedRecipe, overrides: Sequence[str]) -> LoadedRecipe:
+    """What the first launch waited for, another one does not."""
+    slurm, said = loaded.recipe.slurm, {override.partition("=")[0] for override in overrides}
+    waits = {name: None for name in ("after", "begin") if f"slurm.{name}" not in said}
+    recipe = loaded.recipe.model_copy(update={"slurm": slurm.model_copy(update=waits)})
+    return dataclasses.replace(loaded, recipe=recipe)
 
 
 _BEGUN = re.compile(r"profile .*, first (\d+) of \d+; ")
@@ -282,13 +348,45 @@ def facts_of(loaded: LoadedRecipe, executor: str) -> Facts:
     recipe, on_slurm = loaded.recipe, executor in ON_SLURM
     in_image = on_slurm and recipe.slurm.container is not None
     folder = Path.cwd() if loaded.source is None else loaded.source.parent
-    return gather_facts(
+    after = recipe.slurm.after if executor == "slurm" else None
+    job = None if after is None else _job_of(after, loaded.where("slurm.after"))  # first: it may not be there
+    facts = gather_facts(
         python=None if in_image else recipe.python,
         secrets=recipe.secrets,
         slurm=on_slurm,
         template=folder / expanded(recipe.slurm.template) if on_slurm and recipe.slurm.template else None,
         until=recipe.limits.until,
     )
+    if executor == "here" and facts.allocation is None:
+        from launcher.executors.here import not_inside
+
+        raise Refused(not_inside({}))
+    return dataclasses.replace(facts, after_job=job)
+
+
+def _job_of(after: str, where: str) -> str | None:
+    """The job that is waited for: that of an id, or the newest of a run; None for a run that has ended well.
+
+    Raises RecipeError for a run that there is not, Refused for one that will not end well as a job of SLURM.
+    """
+    from launcher.executors.base import observe_job
+    from launcher.runs.find import find_run
+    from launcher.runs.load import read_record
+    from launcher.runs.states import RunState
+
+    if re.fullmatch(r"\d+(_\d+)?", after):
+        return after
+    record = read_record(find_run(after), observe_job)
+    if record.state is RunState.SUCCEEDED:
+        return None
+    if record.state.is_final:
+        message = f"slurm.after: {record.run_id} has ended already, {record.state}, so it will not end well"
+        raise Refused([Problem(where=where, message=message, hint=f"launch resume {record.run_id} first")])
+    ref = JobRef.parse((record.chain or (record.ref or ":",))[-1]) if record.ref else None
+    if ref is None or ref.executor != "slurm":
+        message = f"slurm.after: {record.run_id} is no job of SLURM ({record.ref or 'it was never submitted'})"
+        raise Refused([Problem(where=where, message=message, hint="a run of --on slurm, or the id of a job")])
+    return ref.ident
 
 
 def source_of(loaded: LoadedRecipe, facts: Facts, root: str) -> CodeSource | None:
@@ -318,10 +416,16 @@ def _new_id(name: str) -> str:
 
 
 def refuse_unclear_place(where: str | None, facts: Facts) -> None:
-    """Raise Refused where a cluster is configured and nobody said where to run."""
-    if where is None and facts.slurm_configured:
-        message = "SLURM is configured on this machine, so where to run has to be said"
-        raise Refused([Problem(where="--on", message=message, hint="add --on local to run on this machine")])
+    """Raise Refused where a cluster is configured, or in an allocation, and nobody said where to run."""
+    if where is not None or not (facts.slurm_configured or facts.allocation):
+        return
+    message = "SLURM is configured on this machine, so where to run has to be said"
+    here = "the allocation that you are in"
+    if facts.allocation is not None:
+        message = f"this is inside job {facts.allocation.job} of SLURM, so where to run has to be said"
+        here = f"job {facts.allocation.job}"
+    hint = f"add --on slurm (a new job, also by a profile), --on here ({here}) or --on local (this machine)"
+    raise Refused([Problem(where="--on", message=message, hint=hint)])
 
 
 def runs_root(flag: str | None, recipe: str | None, environment: Mapping[str, str]) -> Path:
@@ -329,12 +433,18 @@ def runs_root(flag: str | None, recipe: str | None, environment: Mapping[str, st
     return expanded(flag or environment.get("LAUNCH_RUNS") or recipe or "runs").absolute()
 
 
-def refuse(executor: Executor, plan: Plan) -> None:
-    """Raise Refused with every reason why a plan cannot run in its place, RecipeError where a secret is in it."""
+def refuse(executor: Executor, plan: Plan, *, dry_run: bool = False) -> tuple[str, ...]:
+    """Raise Refused with every reason why a plan cannot run in its place, RecipeError where a secret is in it.
+
+    dry_run: the plan of a job is shown anywhere, so what this machine or its cluster would refuse is returned as notes.
+    """
     from launcher.planning.plan_secrets import secret_problems
 
     redact.remember(plan.secrets)
     if leaks := secret_problems(plan, redact.own()):
         raise RecipeError(leaks)
-    if problems := executor.check(plan):
-        raise Refused(problems)
+    if not (problems := executor.check(plan)):
+        return ()
+    if dry_run and executor.name == "slurm":
+        return tuple(f"would be refused: {problem}" for problem in problems)
+    raise Refused(problems)

@@ -103,10 +103,16 @@ def app() -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes.")
 @click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Workers per node.")
-@click.option("--on", "where", metavar="WHERE", help="Where to run: local.")
+@click.option(
+    "--on", "where", metavar="WHERE", help="Where to run: local, slurm, here (this allocation), or a profile."
+)
 @click.option("--name", metavar="NAME", help="First part of the run id.")
+@click.option("--after", metavar="RUN|JOB", help="On SLURM: not before this run, or job, has ended well.")
+@click.option(
+    "--begin", metavar="TIME", help="On SLURM: not before then, as sbatch writes it: now+1hour, 2026-12-24T08:00."
+)
 @click.option("--dry-run", is_flag=True, help="Show the plan, start nothing.")
-@click.option("--detach/--follow", default=None, help="Return at once, or stay and show the output (default).")
+@click.option("--detach/--follow", default=None, help="Return at once (default on SLURM), or stay and show the output.")
 @click.option("--runs-dir", metavar="DIR", help="Where the run directory is made. [env: LAUNCH_RUNS; default: ./runs]")
 @click.option("--json", "as_json", is_flag=True, help="The last line of the output is one JSON object.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more.")
@@ -116,6 +122,6 @@ def launch(ctx: click.Context, /, **options: Any) -> int:
     from launcher.cli.run import LaunchOptions, launch_target
     from launcher.road import Request
 
-    asked = ("target", "overrides", "nodes", "nproc_per_node", "where", "name", "runs_dir")
+    asked = ("target", "overrides", "nodes", "nproc_per_node", "where", "name", "runs_dir", "after", "begin")
     request = Request(script_args=ctx.meta["launcher.script_args"], **{key: options.pop(key) for key in asked})
     return launch_target(request, LaunchOptions(**options))

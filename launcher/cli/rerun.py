@@ -12,7 +12,7 @@ import click
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes.")
 @click.option("--name", metavar="NAME", help="First part of the run id.")
-@click.option("--on", "where", metavar="WHERE", help="Where to run: local. Default: where RUN ran.")
+@click.option("--on", "where", metavar="WHERE", help="Where to run, as of `launch`. Default: where RUN ran.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, start nothing.")
 @click.option("--detach/--follow", default=None, help="Return at once, or stay and show the output (default).")
 @click.option(
@@ -28,4 +28,7 @@ def rerun(run: str, overrides: tuple[str, ...], **options: Any) -> int:
 
     flags = recipe_flags(nodes=options.pop("nodes"), name=options.pop("name"))
     place = {key: options.pop(key) for key in ("where", "runs_dir")}
-    return launch_prepared(prepare_again(find_run(run), overrides, flags=flags, **place), LaunchOptions(**options))
+    return launch_prepared(
+        prepare_again(find_run(run), overrides, flags=flags, dry_run=options["dry_run"], **place),
+        LaunchOptions(**options),
+    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("run", metavar="RUN")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes.")
-@click.option("--on", "where", metavar="WHERE", help="Where to run: local. Default: where it ran.")
+@click.option("--on", "where", metavar="WHERE", help="Where to go on, as of `launch`. Default: where it ran.")
 @click.option(
     "--code",
     "choice",
@@ -38,7 +38,7 @@ def resume(run: str, detach: bool | None, as_json: bool, **options: Any) -> int:
 
     found = find_run(run)
     with claimed(found):
-        return _resume(found, Wishes(**options), detach=bool(detach), as_json=as_json)
+        return _resume(found, Wishes(**options), detach=detach, as_json=as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,11 @@ class Wishes:
     """same, current, or None: the code has to be as it was."""
 
 
-def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
-    from launcher.cli.run import show_json, submit
+def _resume(run: RunDir, wishes: Wishes, *, detach: bool | None, as_json: bool) -> int:
+    from launcher.cli.run import prepare_again, show_json, submit
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import get_executor, observe_job
-    from launcher.road import load_again, other_place, recipe_flags, refuse
+    from launcher.road import load_again, other_place, recipe_flags, refuse, returns_at_once
     from launcher.runs.create import record_event, resolved_recipe, update_plan
     from launcher.runs.load import read_plan, read_record
 
@@ -82,7 +82,10 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool, as_json: bool) -> int:
         changed = {"code": code.word, "code_sha256": code.code.sha256, "code_kept": kept}
         nodes = [len(old.nodes), len(plan.nodes)]
         record_event(run, "resumed", overrides=list(wishes.overrides), nodes=nodes, **changed)
-        return submit(plan, run, executor, inbox, detach=detach, as_json=as_json)
+        if plan.prepare != old.prepare:  # another place has lines of its own; what was done once is not done again
+            prepare_again(plan, run)
+        detach = returns_at_once(executor) if detach is None else detach
+        return submit(plan, run, executor, inbox, detach=detach, as_json=as_json, is_new=False)
 
 
 def code_text(run: RunDir, code: CodeChoice, kept: str | None) -> str:

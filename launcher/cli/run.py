@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.cli.signals import SignalInbox
-from launcher.errors import Problem, RecipeError
-from launcher.executors.base import Executor
-from launcher.road import Prepared, Request, make_run, prepared, start
+from launcher.errors import Problem, RecipeError, Refused
+from launcher.executors.base import Executor, JobRef
+from launcher.preparation import prepare
+from launcher.road import Prepared, Request, make_run, prepared, record_refused, returns_at_once, start
+from launcher.runs.create import discard
 from launcher.runs.follow import Tail, size_bytes
 
 if TYPE_CHECKING:
@@ -46,7 +49,31 @@ def launch_prepared(ready: Prepared, options: LaunchOptions) -> int:
         return show_plan(ready.plan, ready.facts, as_json=options.as_json, verbose=options.verbose)
     with SignalInbox() as inbox:
         run = make_run(ready, command=sys.argv)
-        return submit(ready.plan, run, ready.executor, inbox, detach=bool(options.detach), as_json=options.as_json)
+        prepare_new(ready.plan, run)
+        detach = returns_at_once(ready.executor) if options.detach is None else options.detach
+        return submit(ready.plan, run, ready.executor, inbox, detach=detach, as_json=options.as_json)
+
+
+def prepare_new(plan: Plan, run: RunDir) -> None:
+    """Run the plan's `prepare` for a run that was just made, which is gone where it fails: Refused."""
+    try:
+        prepare(plan, run, show=_show_preparation)
+    except Refused:
+        discard(run)
+        raise
+
+
+def prepare_again(plan: Plan, run: RunDir) -> None:
+    """Run the plan's `prepare` for a run that is resumed, and has ended again where it fails: Refused."""
+    try:
+        prepare(plan, run, show=_show_preparation)
+    except Refused as error:
+        record_refused(run, error)
+        raise
+
+
+def _show_preparation(line: str) -> None:
+    print(f"prepare | {line}", file=sys.stderr, flush=True)
 
 
 _STARTERS = ("python", "python3", "torchrun", "accelerate", "deepspeed", "run")
@@ -75,10 +102,20 @@ def show_plan(plan: Plan, facts: Facts, *, as_json: bool, verbose: bool) -> int:
     return 0
 
 
-def submit(plan: Plan, run: RunDir, executor: Executor, inbox: SignalInbox, *, detach: bool, as_json: bool) -> int:
+def submit(
+    plan: Plan,
+    run: RunDir,
+    executor: Executor,
+    inbox: SignalInbox,
+    *,
+    detach: bool,
+    as_json: bool,
+    is_new: bool = True,
+) -> int:
     """Start the agents of a plan, then stay with them or return. Returns the exit code."""
     console = Tail(run.console, begin_bytes=size_bytes(run.console))  # a resume does not show the past again
-    ref = start(plan, run, executor, attached=not detach)
+    ref = start(plan, run, executor, attached=not detach, is_new=is_new)
+    more = {} if plan.executor != "slurm" else _show_submitted(plan, run, ref, executor, as_json=as_json)
     if not detach:
         from launcher.cli.follow import Job, follow  # imported while the agents start
 
@@ -87,10 +124,22 @@ def submit(plan: Plan, run: RunDir, executor: Executor, inbox: SignalInbox, *, d
     for signum in inbox.wait(0.0):  # it came when there was nothing yet to pass it on to
         executor.cancel(ref, signum=signum)
     if as_json:
-        show_json({"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref)})
-    else:
+        show_json({"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref), **more})
+    elif plan.executor != "slurm":
         print(submitted_text(run.run_id))
     return 0
+
+
+def _show_submitted(plan: Plan, run: RunDir, ref: JobRef, executor: Executor, *, as_json: bool) -> dict[str, Any]:
+    """Say what SLURM makes of a job; the same for programs."""
+    from launcher.cli.submitted import free_bytes, submitted_block, submitted_fields
+    from launcher.cli.summary import here
+
+    seen = executor.observe(ref)
+    if not as_json:
+        free = free_bytes(run.path)
+        print(submitted_block(plan, ref, seen, cwd=here(), free_bytes=free, now_s=time.time()), flush=True)
+    return submitted_fields(plan, ref, seen)
 
 
 def submitted_text(run_id: str) -> str:

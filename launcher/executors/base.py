@@ -6,7 +6,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from launcher.errors import Problem, RecipeError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXECUTORS = {
     "local": "launcher.executors.local:LocalExecutor",
     "slurm": "launcher.executors.slurm:SlurmExecutor",
+    "here": "launcher.executors.here:HereExecutor",
 }
 """Name of `--on` -> where its class is, imported on use. A profile is no executor: it names one.
 
@@ -34,6 +35,8 @@ class JobRef:
 
     executor: str
     ident: str
+    following: tuple[str, ...] = field(default=(), compare=False)
+    """Jobs that were asked for together with it, each of which begins when the one before has ended."""
 
     def __str__(self) -> str:
         return f"{self.executor}:{self.ident}"

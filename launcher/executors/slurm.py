@@ -56,11 +56,7 @@ class SlurmExecutor:
             for job in jobs:
                 cancel_job(job, again=True)
             raise
-        self.chain = tuple(jobs)
-        return JobRef(self.name, jobs[0])
-
-    chain: tuple[str, ...] = ()
-    """Ids of the jobs of the last submission, in order."""
+        return JobRef(self.name, jobs[0], following=tuple(jobs[1:]))
 
     def submit_script(
         self, script: str, folder: Path, *, flags: Sequence[str] = (), known: Sequence[SbatchFlag] = ()

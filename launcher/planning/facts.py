@@ -31,8 +31,11 @@ FORWARDED_NAMES = frozenset(
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",
         "CUDA_LAUNCH_BLOCKING",
+        "HF_DATASETS_OFFLINE",
+        "HF_HUB_OFFLINE",
         "LAUNCH_ENGINE",
         "SBATCH_PARTITION",
+        "TRANSFORMERS_OFFLINE",
     }
 )
 GIT_LIMIT_S = 2.0

@@ -152,6 +152,7 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
         scratch=recipe.scratch,
         torchrun=(),
         notes=(
+            *loaded.notes,
             *_notes(recipe, device, engine, one_machine=one_machine, resumable=resumable),
             *remarks.notes,
         ),
@@ -262,6 +263,8 @@ def _notes(recipe: Recipe, device: Device, engine: Engine, *, one_machine: bool,
         yield f"device {device.name}: {device.reason}"
     if engine.reason:
         yield engine.reason
+    if not recipe.internet and not recipe.prepare and recipe.data is not None and recipe.data.options.get("full"):
+        yield "data.full downloads the dataset, and nodes have no internet: download it before, by lines of `prepare`"
     if engine.name == "torchrun" and (recipe.preload or not recipe.is_script):
         yield "nothing is preloaded: torchrun starts each worker in a fresh interpreter"
     if not resumable and recipe.faults.max_restarts:

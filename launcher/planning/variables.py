@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.placeholders import fill
@@ -31,6 +31,10 @@ INSTEAD = {
 }
 """What to do in place of setting a name that is ours, where there is something to do."""
 
+OFFLINE = {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+"""What keeps libraries from waiting for hosts that a node without internet never reaches."""
+OFFLINE_ORIGIN = "auto: internet is false"
+
 _OWNED = (TORCHRUN_NAMES | LAUNCH_NAMES | INSTEAD.keys()) - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 
 
@@ -54,6 +58,8 @@ def worker_variables(
         variables["ACCELERATE_USE_CPU"] = EnvVar(
             name="ACCELERATE_USE_CPU", value="true", origin="auto: without it accelerate trains alone in each worker"
         )
+    if not recipe.internet:
+        variables |= {variable.name: variable for variable in _offline(recipe, facts)}
     for name, value in recipe.env.items():
         key = f"env.{name}"
         _check_name(name, value, threads, remarks)
@@ -64,6 +70,14 @@ def worker_variables(
     variables["OMP_NUM_THREADS"] = EnvVar(name="OMP_NUM_THREADS", value=threads.value, origin=threads.origin)
     variables |= {variable.name: _filled(variable, placeholders) for variable in network.env}
     return tuple(variables[name] for name in sorted(variables))
+
+
+def _offline(recipe: Recipe, facts: Facts) -> Iterator[EnvVar]:
+    """All of OFFLINE but what the user has decided otherwise."""
+    for name, value in OFFLINE.items():
+        asked = name == "WANDB_MODE" and recipe.tracking.wandb.mode != "auto"
+        if not asked and name not in facts.environment:
+            yield EnvVar(name=name, value=value, origin=OFFLINE_ORIGIN)
 
 
 def _filled(variable: EnvVar, placeholders: Mapping[str, str]) -> EnvVar:

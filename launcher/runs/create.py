@@ -72,7 +72,7 @@ def create(
     """
     state_folder()  # first, so that a home which cannot be written is found before anything exists
     run = RunDir(Path(plan.run_dir))
-    _make_folder(run, private=_holds_code(facts))
+    make_folder(run, private=holds_code(facts))
     try:
         if facts.code is not None:  # a file may have changed since it was looked at: what counts is what is copied
             plan = dataclasses.replace(plan, code=code_plan(store_code(run, facts.code, origin=code_origin)))
@@ -85,6 +85,13 @@ def create(
         hint = "another place for runs: --runs-dir DIR, or LAUNCH_RUNS"
         raise Refused([Problem(where=str(run.path), message=message, hint=hint)]) from error
     return run
+
+
+def discard(run: RunDir) -> None:
+    """Undo `create`, for a run that its place does not take: nothing of it is left."""
+    shutil.rmtree(run.path, ignore_errors=True)
+    for pointer in state_folder().glob(f"*_{run.run_id}.json"):
+        pointer.unlink(missing_ok=True)
 
 
 def _fill(
@@ -152,7 +159,7 @@ def _put_back(replaced: Iterable[Path], kept: Mapping[Path, Path]) -> None:
             kept[path].rename(path)
 
 
-def _holds_code(facts: Facts) -> bool:
+def holds_code(facts: Facts) -> bool:
     """Whether a run directory keeps code of the user's, which may be nobody else's business."""
     return bool(facts.git.get("dirty")) or (facts.code is not None and facts.code.snapshot)
 
@@ -222,7 +229,8 @@ def installed_packages(folders: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _make_folder(run: RunDir, *, private: bool) -> None:
+def make_folder(run: RunDir, *, private: bool) -> None:
+    """Make the folder of a run or a sweep, for its owner alone if `private`. Raises Refused."""
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)
         run.path.mkdir(mode=0o700 if private else 0o777)

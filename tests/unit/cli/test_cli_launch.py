@@ -235,9 +235,21 @@ def test_a_cluster_wants_to_be_told_where_to_run(launch: Launch, place: Place, m
     monkeypatch.setattr("launcher.planning.facts._slurm_configured", lambda: True)
     said = launch("train.py")
     assert said.code == 3
-    assert "add --on local" in said.err
+    assert "add --on slurm (a new job, also by a profile), --on here" in said.err
+    assert "or --on local" in said.err
     assert place.plans == []
     assert launch("train.py", "--on", "local").code == 0
+
+
+def test_inside_an_allocation_nothing_is_used_by_accident(
+    launch: Launch, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    said = launch("train.py")
+    assert said.code == 3
+    assert "this is inside job 77 of SLURM" in said.err
+    assert place.plans == []
 
 
 @pytest.mark.parametrize(
