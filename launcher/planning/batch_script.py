@@ -6,6 +6,7 @@ A template has these variables, each ready to stand in a shell script as it is:
     version   of launch
     flags     list: what stands after `#SBATCH `, one each
     run_dir   value of the shell variable `run_dir`
+    shared    a folder that has to be there before anything runs: the run directory, or that of the sweep
     python    our interpreter, by its absolute path
     command   what the script has to end in, `exec {{ command }}`: the batch side. It uses the variable `run_dir`
 """
@@ -21,7 +22,7 @@ import launcher
 from launcher.planning.plan import SbatchFlag, slurm_agent_argv
 from launcher.shipped import BATCH_TEMPLATE
 
-VARIABLES = ("run_id", "version", "flags", "run_dir", "python", "command")
+VARIABLES = ("run_id", "version", "flags", "run_dir", "shared", "python", "command")
 RUN_DIR = '"$run_dir"'
 
 
@@ -64,6 +65,7 @@ def batch_script(
         "version": launcher.__version__,
         "flags": lines,
         "run_dir": shlex.quote(run_dir) if array is None else _array_run_dir(array),
+        "shared": RUN_DIR if array is None else shlex.quote(array.prefix),
         "python": shlex.quote(python),
         "command": command,
     }

@@ -113,8 +113,9 @@ class SweepRecord:
 def read_sweep(sweep: SweepDir) -> SweepRecord | None:
     """What is known of a sweep; None where it is none, or is spoiled."""
     try:
-        raw = json.loads(sweep.record.read_bytes())
-        return SweepRecord(**{key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()})
+        raw: dict[str, Any] = json.loads(sweep.record.read_bytes())
+        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
+        return SweepRecord(**values)
     except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None
 

@@ -1,0 +1,352 @@
+"""The road of a sweep, beside that of a run: one load, one look at the machine, one copy of the code, many points.
+
+Nothing is printed here and no signal is handled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any
+
+from launcher import redact
+from launcher.errors import Problem, RecipeError, Refused
+from launcher.executors.base import EXECUTORS, Executor, get_executor
+from launcher.planning.points import (
+    Line,
+    only_values_differ,
+    point_id,
+    section_values,
+    whole_line,
+)
+from launcher.recipe.paths import is_file
+from launcher.recipe.whereto import find_place
+from launcher.road import (
+    Request,
+    facts_of,
+    load_target,
+    refuse,
+    refuse_unclear_place,
+    runs_root,
+    source_of,
+)
+from launcher.runs.create import new_run_id, record_event
+from launcher.runs.create_sweep import create_sweep
+from launcher.runs.sweep import SweepDir, SweepRecord, format_tasks, point_plan
+
+if TYPE_CHECKING:
+    from launcher.executors.slurm import SlurmExecutor
+    from launcher.planning.facts import Facts
+    from launcher.planning.plan import Plan, SbatchFlag
+    from launcher.planning.slots import Slot
+    from launcher.recipe.loader import LoadedRecipe
+    from launcher.recipe.sweep import Point
+
+MAX_ARRAY_SIZE = 1001
+"""SLURM's own default: the largest index is one less."""
+_SWEEP_KEY = ("sweep.", "sweep=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSweep:
+    """A sweep that its place accepts. Nothing exists yet."""
+
+    record: SweepRecord
+    plan: Plan
+    """Of point 0."""
+    loaded: LoadedRecipe
+    facts: Facts
+    executor: Executor
+    folder: Path
+    arrays: tuple[Array, ...] = ()
+    """On SLURM."""
+    lines: tuple[Line, ...] = ()
+    """Of all points, as points.jsonl has them but for the code of whole plans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """One job array: some points of a sweep."""
+
+    offset: int
+    tasks: tuple[int, ...]
+    script: str
+    flags: tuple[str, ...]
+    """Of the submission: `--array=0-99%4`. The others stand in the script."""
+    waits: bool
+    """Whether it begins when the array before it has ended."""
+
+
+def is_sweep(request: Request) -> bool:
+    """Whether a launch is one of many points, told by the text of the recipe alone: what is wrong in it is found later.
+
+    A run starts to import torch before its recipe is read, which a sweep has no use for.
+    """
+    if request.sweep or any(override.startswith(_SWEEP_KEY) for override in request.overrides):
+        return True
+    path = Path(request.target)
+    for _ in range(2):  # a recipe, and the one that it extends
+        if request.is_script or not is_file(path):
+            return False
+        lines = path.read_bytes().splitlines()
+        if any(line.startswith(b"sweep:") for line in lines):
+            return True
+        extended = next((line for line in lines if line.startswith(b"extends:")), None)
+        if extended is None:
+            return False
+        path = path.parent / extended.split(b":", 1)[1].split(b"#")[0].strip().strip(b"\"'").decode(errors="replace")
+    return False
+
+
+def prepare_sweep(request: Request, *, command: Sequence[str]) -> PreparedSweep:
+    """All points of a request, checked. Raises RecipeError and Refused, with all problems at once."""
+    from launcher.planning.codefacts import gather_code, package_code
+    from launcher.planning.make import make_plan
+
+    place = find_place(request.where, EXECUTORS)
+    executor = get_executor(place.executor)
+    loaded = load_target(request, place)
+    points, section = loaded.points, loaded.recipe.sweep
+    assert section is not None, "a request without a sweep goes another way"
+    if executor.name not in ("local", "slurm"):
+        message = f"a sweep runs on one machine or as job arrays of SLURM, not with --on {place.name}"
+        raise Refused([Problem(where="--on", message=message, hint="--on slurm, or --on local")])
+    facts = facts_of(loaded, executor.name)
+    refuse_unclear_place(None if place.is_default else place.name, facts)
+    root = str(runs_root(request.runs_dir, loaded.recipe.runs_dir, os.environ))
+    source = source_of(loaded, facts, root)
+    facts = dataclasses.replace(facts, code=package_code() if source is None else gather_code(source))
+    sweep_id = new_run_id(loaded.recipe.name, now=datetime.now(), random=SystemRandom())
+    slots = _slots(loaded, facts, section.max_parallel) if executor.name == "local" else ()
+    here = _facts_of(facts, slots)
+
+    def plan_of(point: Point) -> Plan:
+        name = point_id(sweep_id, point.index)
+        return make_plan(at_point(loaded, point), here, run_id=name, runs_dir=root, executor=executor.name)
+
+    plan = plan_of(points[0])
+    refuse(executor, plan)
+    lines = tuple(_lines(points, plan, plan_of, executor))
+    record = SweepRecord(
+        sweep_id=sweep_id,
+        name=loaded.recipe.name,
+        executor=executor.name,
+        created_s=round(time.time(), 3),
+        points=len(points),
+        keys=tuple(dict.fromkeys(key for point in points for key in point.settings)),
+        metric=section.metric or loaded.recipe.checkpoint.best,
+        max_parallel=section.max_parallel,
+        command=tuple(command),
+        user=facts.user,
+        host=facts.hostname,
+        slots=tuple(vars(slot) for slot in slots),
+        secrets=plan.secrets,
+    )
+    folder = Path(plan.run_dir).with_name(sweep_id)
+    arrays = tuple(arrays_of(folder, record, plan, facts, range(len(points)))) if executor.name == "slurm" else ()
+    return PreparedSweep(
+        record=record,
+        plan=plan,
+        loaded=loaded,
+        facts=facts,
+        executor=executor,
+        folder=folder,
+        arrays=arrays,
+        lines=lines,
+    )
+
+
+def make_sweep(ready: PreparedSweep) -> SweepDir:
+    """The directory of a sweep. Raises Refused where it cannot be written."""
+
+    def with_kept_code(plan: Plan) -> Iterator[Line]:
+        for line in ready.lines:
+            yield {**line, "plan": {**line["plan"], "code": plan.code}} if "plan" in line else line
+
+    return create_sweep(
+        ready.folder,
+        ready.record,
+        ready.plan,
+        with_kept_code,
+        recipe_text=ready.loaded.text,
+        command=ready.record.command,
+        facts=ready.facts,
+    )
+
+
+def at_point(loaded: LoadedRecipe, point: Point) -> LoadedRecipe:
+    """The recipe of one point, as if it had been loaded for it alone."""
+    origins = {key: origin for key, origin in loaded.origins.items() if key != "sweep" and not key.startswith("sweep.")}
+    places = {key: origin.removeprefix("sweep ") for key, origin in point.origins.items()}
+    return dataclasses.replace(
+        loaded,
+        recipe=point.recipe,
+        overrides=(*loaded.overrides, *point.overrides),
+        origins={**origins, **point.origins},
+        places={**loaded.places, **places},
+        points=(),
+    )
+
+
+def _slots(loaded: LoadedRecipe, facts: Facts, max_parallel: int | None) -> tuple[Slot, ...]:
+    from launcher.planning.slots import divide
+    from launcher.planning.topology import Remarks, choose_device
+
+    recipes = [point.recipe for point in loaded.points]
+    on_gpus = choose_device(recipes[0], facts, Remarks()).name == "cuda"
+    return divide(facts, recipes, on_gpus=on_gpus, at_most=max_parallel)
+
+
+def _facts_of(facts: Facts, slots: Sequence[Slot]) -> Facts:
+    from launcher.planning.slots import facts_of_slot
+
+    return facts_of_slot(facts, slots[0]) if slots else facts
+
+
+# ---------------------------------------------------------------- points
+
+
+def _lines(points: Sequence[Point], first: Plan, plan_of: Any, executor: Executor) -> Iterator[Line]:
+    """What points.jsonl says of each point: what its recipe sets, or its whole plan where more comes of it."""
+    problems: dict[tuple[str, str], Problem] = {}
+    checked = {_checked(first)}
+    keys, dumped = points[0].settings.keys(), {}
+    redactor = redact.own()
+    for point in points:
+        settings = point.settings
+        if settings.keys() == keys and only_values_differ(settings) and only_values_differ(points[0].settings):
+            for key, text in settings.items():
+                if (name := redactor.found_in(text) if redactor else None) is not None:
+                    message = f"this holds the value of {name}"
+                    problems[(key, name)] = Problem(where=f"{point.origins[key]}: {key}", message=message)
+            sections = dict.fromkeys(key.partition(".")[0] for key in settings)
+            recipe, values = {}, {}
+            for name in sections:
+                content = getattr(point.recipe, name)
+                if id(content) not in dumped:
+                    dumped[id(content)] = _dumped(name, content, first, point.origins)
+                recipe[name], values[name] = dumped[id(content)]
+            yield {"index": point.index, "set": dict(settings), "recipe": recipe, "values": values}
+            continue
+        try:
+            plan = first if point.index == 0 else plan_of(point)
+            if _checked(plan) not in checked:
+                checked.add(_checked(plan))
+                refuse(executor, plan)
+            _refuse_other_job(first, plan, point)
+            yield whole_line(point.index, settings, {**vars(plan)})
+        except (RecipeError, Refused) as error:
+            problems |= {(each.where, each.message): each for each in error.problems}
+    if problems:
+        raise RecipeError(list(problems.values()))
+
+
+def _dumped(name: str, content: Any, first: Plan, own: Mapping[str, str]) -> tuple[dict[str, Any], list[Any]]:
+    """A section of a point, and its part of the values."""
+    section = content.model_dump(mode="json", by_alias=True)
+    origins = {value.key: value.origin for value in first.values if value.key.startswith(f"{name}.")}
+    return section, section_values(name, section, {**origins, **own})
+
+
+def _checked(plan: Plan) -> tuple[object, ...]:
+    """What of a plan a place looks at."""
+    worker = plan.worker
+    return worker.script, worker.module, worker.python, worker.cwd, plan.master_port, plan.nproc_per_node
+
+
+def _refuse_other_job(first: Plan, plan: Plan, point: Point) -> None:
+    """Raise RecipeError for a point that asks SLURM for something else than the others: an array is all alike."""
+    if first.slurm is None or plan.slurm is None:
+        return
+    before = {_alike(flag, first): flag for flag in first.slurm.flags}
+    other = next((flag for flag in plan.slurm.flags if _alike(flag, plan) not in before), None)
+    if other is not None:
+        key = next((key for key in point.settings if other.key.startswith(key.rpartition(".")[0])), other.key)
+        place = point.origins.get(key, "sweep").removeprefix("sweep ")
+        message = f"point {point.index} asks for {other.flag}={other.value}, which point 0 does not"
+        raise RecipeError([Problem(where=place, message=message, hint="one sweep for each: an array is all alike")])
+
+
+def _alike(flag: SbatchFlag, plan: Plan) -> tuple[str, str]:
+    return flag.flag, flag.value.replace(plan.run_id, "")
+
+
+# ---------------------------------------------------------------- job arrays
+
+
+def arrays_of(folder: Path, record: SweepRecord, plan: Plan, facts: Facts, indices: Sequence[int]) -> Iterator[Array]:
+    """The job arrays of these points: as few as MaxArraySize allows.
+
+    `max_parallel` counts for all of them together, so there they follow each other.
+    """
+    from launcher.planning.batch_script import ArrayScript, batch_script
+    from launcher.planning.slurm import FIRST_ONLY, escaped
+
+    assert plan.slurm is not None
+    size = (facts.slurm.max_array_size if facts.slurm is not None else None) or MAX_ARRAY_SIZE
+    groups: dict[int, list[int]] = {}
+    for index in sorted(indices):
+        groups.setdefault(index // size * size, []).append(index % size)
+    replaced = {"--job-name": record.sweep_id, "--output": f"{escaped(str(folder))}/slurm/%A_%a.log"}
+    flags = [
+        dataclasses.replace(flag, value=replaced.get(flag.flag, flag.value))
+        for flag in plan.slurm.flags
+        if flag.flag not in FIRST_ONLY
+    ]
+    first_only = tuple(f"{flag.flag}={flag.value}" for flag in plan.slurm.flags if flag.flag in FIRST_ONLY)
+    together = record.max_parallel is None
+    limit = "" if record.max_parallel is None else f"%{record.max_parallel}"
+    for number, (offset, tasks) in enumerate(groups.items()):
+        yield Array(
+            offset=offset,
+            tasks=tuple(tasks),
+            script=batch_script(
+                facts.template,
+                run_id=record.sweep_id,
+                run_dir=str(folder),
+                python=plan.agent_argv[0],
+                flags=flags,
+                array=ArrayScript(prefix=str(folder), offset=offset),
+            ),
+            flags=(f"--array={format_tasks(tasks)}{limit}", *(first_only if number == 0 or together else ())),
+            waits=number > 0 and not together,
+        )
+
+
+def submit_arrays(
+    sweep: SweepDir, executor: SlurmExecutor, arrays: Sequence[Array], known: Sequence[SbatchFlag]
+) -> dict[int, str]:
+    """Queue them; the job of each point. Raises Refused, with those that are queued already, where one is refused."""
+    jobs: list[str] = []
+    refs: dict[int, str] = {}
+    for array in arrays:
+        after = (f"--dependency=afterany:{jobs[-1]}",) if array.waits and jobs else ()
+        try:
+            job = executor.submit_script(array.script, sweep.run.slurm, flags=(*array.flags, *after), known=known)
+        except Refused as error:
+            if not jobs:
+                raise
+            every = sum(len(each.tasks) for each in arrays)
+            done = f"queued before: {', '.join(jobs)} ({len(refs):,} of {every:,} points)"
+            again = f"the others: launch resume {sweep.sweep_id}"
+            raise Refused([*error.problems, Problem(where=sweep.sweep_id, message=done, hint=again)]) from error
+        jobs.append(job)
+        refs |= {array.offset + task: f"{executor.name}:{job}_{task}" for task in array.tasks}
+        tasks = format_tasks(array.tasks)
+        record_event(sweep.run, "array_submitted", ref=f"{executor.name}:{job}", offset=array.offset, tasks=tasks)
+    return refs
+
+
+def base_plan(sweep: SweepDir) -> Plan:
+    """The plan of point 0."""
+    from launcher.planning.plan import Plan
+
+    document = point_plan(sweep, 0)
+    return Plan.from_json(json.dumps(document))
