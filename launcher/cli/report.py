@@ -23,7 +23,7 @@ def report(run: str, as_json: bool) -> None:
     """Why RUN ended, what each of its attempts came to, and where the time went."""
     from launcher.cli.summary import final_block, here
     from launcher.executors.base import observe_job
-    from launcher.runs.attempts import attempt_rows, attempts_table, time_table
+    from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
     from launcher.runs.events import read_events
     from launcher.runs.find import find_run
     from launcher.runs.load import read_plan, read_record, read_result
@@ -42,7 +42,7 @@ def report(run: str, as_json: bool) -> None:
         return
     print(final_block(record, result, plan, cwd=here(), name=short_id(found.run_id)))
     clocked = any(span.has_clock for span in spans(newest_submission(events)))
-    sections = [attempts_table(rows), time_table(parts, has_clock=clocked)]
+    sections = [allocations_table(record), attempts_table(rows), time_table(parts, has_clock=clocked)]
     print("".join(f"\n{section}\n" for section in sections if section), end="")
 
 
@@ -50,6 +50,7 @@ def report_fields(
     record: RunRecord, result: Mapping[str, Any], rows: Sequence[AttemptRow], parts: Mapping[str, float], path: Path
 ) -> dict[str, Any]:
     """What `launch report --json` says."""
+    from launcher.runs.attempts import allocation_end
     from launcher.runs.report import first_failure
 
     first = first_failure(record, result)
@@ -67,6 +68,7 @@ def report_fields(
         "policy": result.get("policy"),
         "restarts": record.restarts,
         "checkpoint": result.get("checkpoint"),
+        "allocations": [{**each, "ended_by": allocation_end(record, each)} for each in record.allocations],
         "attempts": [asdict(row) for row in rows],
         "time": {f"{name}_s": time_s for name, time_s in parts.items()},
         "metrics": dict(record.metrics or {}),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.runs.fold import RunRecord
 
 _GAP = "      "
-_PARTS = ("start", "train", "eval", "save", "lost", "down")
+_PARTS = ("queue", "start", "train", "eval", "save", "lost", "down")
 _METRICS_SHOWN = 3
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.runs.events import Event, time_of
+from launcher.runs.fold import RunRecord, allocation_sentence
+from launcher.runs.queue import short_hosts
 from launcher.runs.states import POLICIES, Cause, RunState
 from launcher.runs.times import PARTS, Span, spans
 from launcher.wording import first_line, short_duration, shortened
@@ -18,6 +21,8 @@ class AttemptRow:
     """One attempt: from where to where, and what ended it."""
 
     attempt: int
+    allocation: int | None
+    """On SLURM: the number of the allocation in which it ran."""
     start_step: int | None
     end_step: int | None
     ended_by: str
@@ -30,6 +35,7 @@ def attempt_rows(events: Sequence[Event]) -> list[AttemptRow]:
     return [
         AttemptRow(
             attempt=span.attempt,
+            allocation=span.allocation,
             start_step=span.start_step,
             end_step=span.end_step if span.end_step is not None else span.start_step,
             ended_by=_ended_by(span, stops),
@@ -56,6 +62,33 @@ def attempts_table(rows: Sequence[AttemptRow]) -> str:
     return _aligned([("attempt", "from", "to", "time", "ended by"), *cells], right=4)
 
 
+def allocations_table(record: RunRecord) -> str:
+    """The allocations of a run on SLURM as columns; empty where there is none."""
+    cells = []
+    for each in record.allocations:
+        queued_s = None if each["submitted_s"] is None else max(0.0, each["started_s"] - each["submitted_s"])
+        cells.append(
+            (
+                str(each["allocation"]),
+                each["job"],
+                "-" if queued_s is None else short_duration(queued_s),
+                "-" if each["ended_s"] is None else short_duration(each["ended_s"] - each["started_s"]),
+                short_hosts(each["nodes"]),
+                shortened(allocation_end(record, each), _WIDEST),
+            )
+        )
+    return _aligned([("allocation", "job", "queue", "time", "nodes", "ended by"), *cells], right=4) if cells else ""
+
+
+def allocation_end(record: RunRecord, allocation: Mapping[str, Any]) -> str:
+    """What ended an allocation."""
+    if allocation["sentence"]:
+        return str(allocation["sentence"])
+    if allocation is not record.allocations[-1]:
+        return "it ended without a word"
+    return record.sentence or ("" if record.state.is_final else "it goes on")
+
+
 def time_table(parts: Mapping[str, float], *, has_clock: bool) -> str:
     """Where the time went, in seconds and shares; empty where it is not known."""
     total_s = parts.get("total", 0.0)
@@ -73,6 +106,7 @@ def time_table(parts: Mapping[str, float], *, has_clock: bool) -> str:
 
 
 _MEANING = {
+    "queue": ("queue", "waiting for the cluster"),
     "start": ("start", "from the command to the first step"),
     "train": ("train", "steps that counted"),
     "eval": ("eval", ""),
@@ -87,6 +121,8 @@ def _ended_by(span: Span, stops: Sequence[str]) -> str:
     ended = span.ended
     if not ended:
         return "it goes on, or nobody wrote it down"
+    if ended.get("event") in ("stopped", "allocation_ended"):
+        return allocation_sentence(ended) or "its allocation ended"
     if ended.get("event") == "finished":
         state = ended.get("state")
         if state == RunState.CANCELLED:

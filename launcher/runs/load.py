@@ -15,7 +15,10 @@ from launcher.runs.events import parse_object, read_events
 from launcher.runs.fold import RunRecord, fold
 from launcher.runs.observed import ALIVE, GONE, UNKNOWN, Observation
 from launcher.runs.rundir import RunDir
+from launcher.runs.states import RunState
 from launcher.runs.steps import tail
+
+_LAST_LINES = 3
 
 Observe = Callable[[str], Observation]
 """Asks the place of a job about it, given its printed reference."""
@@ -37,8 +40,21 @@ def read_records(runs: Sequence[RunDir], observe_all: ObserveAll) -> list[RunRec
     seen = observe_all(refs) if refs else {}
     now_s = time.time()
     for index in open_ones:
-        records[index] = _stepped(_fold(runs[index], _carrier(records[index].jobs, seen), now_s), runs[index])
+        record = _fold(runs[index], _carrier(records[index].jobs, seen), now_s)
+        records[index] = _stepped(_with_last_words(record, runs[index]), runs[index])
     return records
+
+
+def _with_last_words(record: RunRecord, run: RunDir) -> RunRecord:
+    """Of a job that ended before anything of ours could speak: what its own output says, or that there is none."""
+    if not record.on_slurm or record.allocations or record.state is not RunState.FAILED:
+        return record
+    logs = run.job_logs()
+    said = logs[0].read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:] if logs else []
+    words = " | ".join(line.strip() for line in said if line.strip())
+    return replace(
+        record, reason=words or f"it left no output in {run.slurm}: SLURM could not write there, or never ran it"
+    )
 
 
 def read_ended(run: RunDir) -> RunRecord | None:

@@ -50,7 +50,8 @@ def failure_page(
         lines += _labelled("why", list(filter(None, [str(result.get("reason") or record.reason)])))
     if not (record.attempts and result) and record.cause is not Cause.SETUP:
         # What there is, is what the agents' own Python said.
-        lines += _labelled("log", [f"{run}/logs/{RunDir(Path(run)).agents_log.name}"])
+        before = record.on_slurm and not record.allocations
+        lines += _labelled("log", [f"{run}/slurm" if before else f"{run}/logs/{RunDir(Path(run)).agents_log.name}"])
     lines += _labelled("policy", _policy(policy, record, result, plan))
     lines += _labelled("kept", _kept(record, result, plan))
     change = changed_value(record.cause, plan)
@@ -62,7 +63,9 @@ def failure_page(
 def first_failure(record: RunRecord, result: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What failed first in the last attempt; of a run that did not say how it ended, what its events show."""
     known: Mapping[str, Any] | None = result.get("first_failure")
-    if result:
+    if known is None:  # of a node that could not take part, no rank knows
+        known = next((each for each in record.failures if each.get("event") == "node_failed"), None)
+    if result or known is not None:
         return known
     return next((failure for failure in record.failures if failure.get("attempt") == record.attempts), None)
 

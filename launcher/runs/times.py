@@ -1,13 +1,15 @@
 """Where the time of a run went, and how each of its attempts ended: pure functions of its events.
 
+    queue   waiting for an allocation of a cluster
     start   from the command to the first step of the first attempt
     train   steps that counted         eval, save   as the job recorded them
     lost    training of steps that had to be done again, or would have to be
     down    from the end of an attempt to the first step of the next
     end     from the last of the training to the end of the run
 
-They add up to the whole. Of a script without a step clock the start of its workers counts as its first step, and what
-it lost is not known. Standard library only: the head agent writes the result from here.
+They add up to the whole; what is spent in the queue is in no other part. Of a script without a step clock the start of
+its workers counts as its first step, and what it lost is not known. Standard library only: the head agent writes the
+result from here.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 
 from launcher.runs.events import Event, time_of
 
-PARTS = ("start", "train", "eval", "save", "lost", "down", "end")
+PARTS = ("queue", "start", "train", "eval", "save", "lost", "down", "end")
 
 
 @dataclass(kw_only=True)
@@ -27,6 +29,8 @@ class Span:
 
     attempt: int
     started_s: float
+    allocation: int | None = None
+    """On SLURM: the number of the allocation in which it ran."""
     first_s: float | None = None
     """Its first step; of a script without a step clock the start of its last worker."""
     ended_s: float | None = None
@@ -35,7 +39,7 @@ class Span:
     end_step: int | None = None
     has_clock: bool = False
     ended: Event = field(default_factory=dict)
-    """`attempt_ended` or `finished`, whichever ended it."""
+    """What ended it: `attempt_ended`, `finished`, or on SLURM the end of its allocation."""
     complete: bool = False
     """Whether it ended with everything saved: at the end of the training, or by a stop."""
     marks: list[tuple[float, int]] = field(default_factory=list)
@@ -48,14 +52,24 @@ class Span:
 def spans(events: Sequence[Event]) -> list[Span]:
     """The attempts among these events, in order."""
     found: dict[int, Span] = {}
+    allocation: int | None = None
+    before: Event = {}
     for event in events:
         name, number = event.get("event"), event.get("attempt")
         if name == "attempt_started" and isinstance(number, int):
-            found[number] = Span(attempt=number, started_s=time_of(event))
+            found[number] = Span(attempt=number, started_s=time_of(event), allocation=allocation)
         elif name == "finished":
             _finish(list(found.values()), event)
+        elif name in ("stopped", "allocation_ended"):
+            _leave(list(found.values()), event)
+        elif name == "allocation_started":
+            # Of an allocation that ended without a word, the last that was heard is the end.
+            _leave(list(found.values()), {"event": "allocation_ended", "time": time_of(before)})
+            allocation = event.get("allocation")
         elif isinstance(number, int) and number in found:
             _note(found[number], str(name), event)
+        if name not in _OF_NOBODY:
+            before = event
     return list(found.values())
 
 
@@ -80,16 +94,61 @@ def time_parts(events: Sequence[Event], *, now_s: float | None = None) -> dict[s
     attempts = spans(story)
     if attempts and now_s is not None and not attempts[-1].ended:
         attempts[-1].complete = True
+    queued = queue_times(story, end_s)
     for index, span in enumerate(attempts):
         ended_s = max(now_s, min(end_s if span.ended_s is None else span.ended_s, end_s))
         trained = span.first_s is not None and span.first_s < ended_s
         first_s = max(now_s, span.first_s) if trained and span.first_s is not None else ended_s
-        parts[waiting] += first_s - now_s
+        _wait(parts, waiting, queued, now_s, first_s)
         for name, part_s in _inside(span, attempts[index + 1 :], first_s, ended_s).items():
             parts[name] += part_s
         now_s, waiting = ended_s, "down"
-    parts["end" if attempts else "start"] += end_s - now_s
+    _wait(parts, "end" if attempts else "start", queued, now_s, end_s)
     return {**{name: round(part_s, 3) for name, part_s in parts.items()}, "total": round(end_s - begin_s, 3)}
+
+
+_OF_NOBODY = ("created", "submitted", "resumed", "requeued", "cancel_requested")
+"""Events of a run of which nothing runs."""
+
+
+def queue_times(story: Sequence[Event], end_s: float) -> list[tuple[float, float]]:
+    """(from, to) of each time in the queue. What is submitted to a cluster waits; a local run has its nodes at once."""
+    waits: list[tuple[float, float]] = []
+    since_s: float | None = None
+    last_s: float | None = None
+    for event in story:
+        name, time_s = event.get("event"), time_of(event)
+        if name == "requeued" or (name == "submitted" and str(event.get("ref")).startswith("slurm:")):
+            since_s = time_s
+        elif name == "allocation_started":
+            # Requeued by SLURM itself, while nobody could write it down: since the last that was heard.
+            begun_s = last_s if since_s is None else since_s
+            waits += [] if begun_s is None else [(begun_s, time_s)]
+            since_s = None
+        if name not in _OF_NOBODY:
+            last_s = time_s
+    return waits if since_s is None else [*waits, (since_s, end_s)]
+
+
+def _wait(
+    parts: dict[str, float], name: str, queued: Sequence[tuple[float, float]], begin_s: float, end_s: float
+) -> None:
+    """Add a time in which nothing trained: what of it was spent in the queue, and the rest."""
+    queue_s = sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for from_s, to_s in queued)
+    parts["queue"] += min(queue_s, end_s - begin_s)
+    parts[name] += max(0.0, end_s - begin_s - queue_s)
+
+
+def _leave(attempts: list[Span], event: Event) -> None:
+    """The allocation is over, and with it the last attempt, unless that had ended before."""
+    if not attempts:
+        return
+    last = attempts[-1]
+    if last.ended and last.ended.get("event") != "stopped":
+        return
+    last.complete = last.complete or bool(event.get("saved"))
+    last.ended_s = time_of(event) if last.ended_s is None else last.ended_s
+    last.ended = event
 
 
 def _finish(attempts: list[Span], event: Event) -> None:

@@ -84,6 +84,7 @@ def test_of_a_training_that_finished(plan: Plan) -> None:
         "policy": "",
         "goodput": 0.4286,
         "time": {
+            "queue_s": 0.0,
             "start_s": 2.0,
             "train_s": 3.0,
             "eval_s": 0.6,

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runs.attempts import attempt_rows, attempts_table, time_table
+from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
+from launcher.runs.fold import fold
+from launcher.runs.observed import ALIVE
 from launcher.runs.times import PARTS, time_parts
 
 Story = list[dict[str, Any]]
@@ -41,6 +43,7 @@ KILLED_ONCE = story(
 
 def test_of_a_run_whose_worker_was_killed_once() -> None:
     assert time_parts(KILLED_ONCE) == {
+        "queue": 0.0,
         "start": 4.0,
         "train": 5.0 + 11.5,  # 4 to 10 but the save; 23 to 36 but the evaluation and the save
         "eval": 3.0,
@@ -71,6 +74,67 @@ def test_the_table_of_the_time_has_seconds_and_shares() -> None:
     assert lines[-1].split() == ["total", "37.0", "s", "100", "%"]
     shares = [float(line.split()[3]) for line in lines[1:-1]]
     assert sum(shares) == pytest.approx(100.0, abs=0.5)
+
+
+PREEMPTED = story(
+    (0, "created", {}),
+    (1, "submitted", {"ref": "slurm:7"}),
+    (11, "allocation_started", {"allocation": 1, "job": "7", "nodes": ["n1", "n2"]}),
+    (13, "attempt_started", attempt(1)),
+    (15, "training_started", attempt(1, step=0)),
+    (24, "checkpoint_saved", attempt(1, step=100, time_s=1.0)),
+    (25, "stopped", {"reason": "TERM", "saved": True, "exit_code": 75}),
+    (26, "allocation_ended", {"allocation": 1, "cause": "preempted", "saved": True, "step": 100}),
+    (27, "requeued", {"allocation": 1, "how": "requeue", "ref": "slurm:7"}),
+    (57, "allocation_started", {"allocation": 2, "job": "7", "nodes": ["n3", "n4"]}),
+    (58, "attempt_started", attempt(2)),
+    (60, "training_started", attempt(2, step=100)),
+    (70, "summary", attempt(2, step=200)),
+    (71, "finished", {"state": "SUCCEEDED", "cause": "done"}),
+)
+
+
+def test_the_time_in_the_queue_is_a_part_of_its_own() -> None:
+    assert time_parts(PREEMPTED) == {
+        "queue": 10.0 + 30.0,
+        "start": 1.0 + 4.0,
+        "train": 9.0 + 10.0,
+        "eval": 0.0,
+        "save": 1.0,
+        "lost": 0.0,
+        "down": 2.0 + 3.0,
+        "end": 1.0,
+        "total": 71.0,
+    }
+    waiting = time_parts(PREEMPTED[:2], now_s=1031.0)
+    assert (waiting["queue"], waiting["start"]) == (30.0, 1.0)
+    again = time_parts(PREEMPTED[:9], now_s=1037.0)
+    assert (again["queue"], again["down"] + again["end"]) == (10.0 + 10.0, 2.0)
+
+
+def test_an_attempt_ends_with_its_allocation() -> None:
+    rows = attempt_rows(PREEMPTED)
+    assert [(row.allocation, row.ended_by, row.time_s) for row in rows] == [
+        (1, "preempted by another job", 13.0),
+        (2, "finished", 13.0),
+    ]
+
+
+def test_an_allocation_that_ended_without_a_word_ends_where_it_was_last_heard() -> None:
+    silent = [event for event in PREEMPTED if event["event"] not in ("stopped", "allocation_ended", "requeued")]
+    parts = time_parts(silent)
+    assert (parts["queue"], parts["train"], parts["total"]) == (10.0 + 33.0, 8.0 + 10.0, 71.0)
+    assert attempt_rows(silent)[0].ended_by == "its allocation ended"
+
+
+def test_the_allocations_and_what_ended_each() -> None:
+    record = fold(PREEMPTED, ALIVE, None)
+    assert allocations_table(record).splitlines() == [
+        "allocation  job  queue  time  nodes   ended by",
+        "         1    7    10s   15s  n1, n2  preempted by another job",
+        "         2    7    30s     -  n3, n4  finished",
+    ]
+    assert allocations_table(fold(KILLED_ONCE, ALIVE, None)) == ""
 
 
 def test_what_a_failed_run_has_done_since_its_checkpoint_is_lost() -> None:
@@ -171,6 +235,11 @@ EVENTS = st.tuples(
             "attempt_ended",
             "finished",
             "resumed",
+            "submitted",
+            "requeued",
+            "stopped",
+            "allocation_started",
+            "allocation_ended",
             "unheard of",
         ]
     ),
@@ -183,6 +252,9 @@ EVENTS = st.tuples(
             "state": st.sampled_from(["SUCCEEDED", "FAILED", "CANCELLED", "?"]),
             "cause": st.sampled_from(["done", "signal", "?"]),
             "rank": st.integers(-1, 2),
+            "ref": st.sampled_from(["slurm:1", "local:here:1:2"]),
+            "allocation": st.integers(1, 3),
+            "saved": st.booleans(),
         },
     ),
 )
