@@ -43,4 +43,16 @@ class Finish:
     """Why it was not restarted, where a restart was weighed."""
 
 
-Effect = Send | Record | Say | Finish
+@dataclass(frozen=True)
+class Leave:
+    """The allocation is over for the agents; whether the run is, the batch side decides."""
+
+    cause: Cause
+    exit_code: int
+    reason: str
+    saved: bool
+    node: int | None = None
+    host: str = ""
+
+
+Effect = Send | Record | Say | Finish | Leave

@@ -12,15 +12,17 @@ and come back at any time. Sockets, ports and files are `node.py`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
-from launcher.agent.effects import Effect, Finish, Record, Say, Send
+from launcher.agent.effects import Effect, Finish, Leave, Record, Say, Send
+from launcher.agent.limits import Limit
 from launcher.agent.restarts import decide
 from launcher.runs.states import Cause, RunState, is_signal
+from launcher.wording import signal_name
 
 _KILLED = 128 + SIGKILL
 SETTLE_S = 1.0
@@ -30,6 +32,10 @@ STACKS_S = 2.0
 """How long the workers that still run have to write down where they are, once a collective has timed out."""
 SILENCE_S = 20.0
 """An agent that says nothing for this long is lost (they say something every 2 s)."""
+REJOIN_S = 20.0
+"""In an allocation: how long a lost node may take to come back, which it does if only its agent was killed."""
+ONE_SIGNAL_S = 2.0
+"""SLURM signals all processes of a step: what comes within this time is one signal."""
 
 
 class Phase(StrEnum):
@@ -68,6 +74,13 @@ class Head:
     attempt: int = 0
     """The last one that was started."""
     restarts: int = 0
+    allocation: int | None = None
+    """Its number, in a SLURM job: a stop, or a node that stays away, ends that and not the run. What follows is for the
+    batch side to say."""
+    ends_s: float | None = None
+    """When SLURM ends the job, where that is known."""
+    limit: Limit | None = None
+    """The run's own."""
     find_newest: Callable[[], str | None] = lambda: None
     """What the plan's `resume_newest` finds; called once per attempt, so that all ranks get the same."""
     phase: Phase = Phase.JOINING
@@ -76,6 +89,9 @@ class Head:
     """Of the last attempt that was started."""
     previous: Failure | None = None
     """The first failure of the attempt before."""
+    limit_reached: bool = False
+    attempt_here: int = 0
+    """The last one that this head, or the one before it in the same allocation, has started."""
     _nodes: dict[int, _Node] = field(default_factory=dict)
     _suspects: list[Failure] = field(default_factory=list)
     _hang: Failure | None = None
@@ -84,9 +100,16 @@ class Head:
     _said_waiting_s: float = 0.0
     _stops: dict[int, int] = field(default_factory=dict)
     _stop_signum: int = 15
-    _end: Finish | None = None
+    _stop_cause: Cause = Cause.CANCELLED
+    _stopped_s: float = 0.0
+    _warned_s: float | None = None
+    _stop_at_s: float | None = None
+    """When to stop so that the workers have the grace time before the end of the job."""
+    _end: Finish | Leave | None = None
 
     def __post_init__(self) -> None:
+        if self.ends_s is not None:  # of a job that is shorter than that, half
+            self._stop_at_s = self.ends_s - min(self.grace_s, (self.ends_s - self.now_s) / 2)
         self._nodes = {index: _Node(host=self.hosts.get(index, "?")) for index in range(self.node_count)}
         self._since_s = self._said_waiting_s = self.now_s
 
@@ -94,7 +117,7 @@ class Head:
 
     def succeed(self) -> list[Effect]:
         """This head takes over from one whose process was lost in the middle of an attempt."""
-        self.phase = Phase.RUNNING
+        self.phase, self.attempt_here = Phase.RUNNING, self.attempt
         return self.lost(0, "its process ended")
 
     def joined(self, node: int, host: str) -> list[Effect]:
@@ -172,15 +195,57 @@ class Head:
         return effects + self._advance()
 
     def stop(self, node: int, reason: str, signum: int, grace_s: float | None = None) -> list[Effect]:
-        """Somebody asks the run to stop. The second request through the same node ends it at once."""
+        """Somebody asks the run to stop. The second request through the same node ends it at once.
+
+        Not in an allocation: there SLURM signals every process, more than once, and ends it itself.
+        """
         self._stops[node] = self._stops.get(node, 0) + 1
         if self.phase in (Phase.ENDING, Phase.OVER):
             return []
+        if self.allocation is not None and self.stop_reason is not None:
+            return self._hurry()
         if self._stops[node] > 1:
             return [Say("second request to stop: ending now"), *self._order_end(self._stopped_end(saved=False))]
         if self.stop_reason is not None:
             return []
-        self.stop_reason, self._stop_signum = reason, signum
+        return self._begin_stop(reason, signum, Cause.SIGNAL if self.allocation else Cause.CANCELLED, grace_s)
+
+    def warned(self, signum: int) -> list[Effect]:
+        """SLURM was asked to signal before the end (USR1, USR2), and may do so a minute early.
+
+        With more time left than twice the grace it is noted only: `tick` knows the end, and stops when it is time.
+        """
+        if self.phase in (Phase.ENDING, Phase.OVER) or self.stop_reason is not None:
+            return []
+        if self._warned_s is not None and self.now_s - self._warned_s < ONE_SIGNAL_S:
+            return []
+        self._warned_s = self.now_s
+        left_s = None if self.ends_s is None else round(self.ends_s - self.now_s, 1)
+        ignored = left_s is not None and left_s > 2 * self.grace_s
+        name = signal_name(signum)
+        heard = Record("signal_heard", {"signal": name, "seconds_left": left_s, "ignored": ignored})
+        if ignored:
+            return [
+                heard,
+                Say(f"{name} with {left_s:.0f} s left: noted; the stop comes {self.grace_s:g} s before the end"),
+            ]
+        return [heard, *self._begin_stop(name, SIGTERM, Cause.SIGNAL)]
+
+    def superseded(self) -> list[Effect]:
+        """The run goes on in another allocation, while this node was cut off: no word of this one counts any more."""
+        if self.phase in (Phase.ENDING, Phase.OVER):
+            return []
+        reason = "a later allocation of this run has begun"
+        return [Say(f"{reason}: ending here"), *self._order_end(Leave(Cause.NODE_LOST, 1, reason, saved=False))]
+
+    def _hurry(self) -> list[Effect]:
+        """A stop while stopping: the same one on its way through all processes, or a later one: that shortens the wait."""
+        if self._deadline_s is not None and self.now_s - self._stopped_s >= ONE_SIGNAL_S:
+            self._deadline_s = min(self._deadline_s, self.now_s + self.grace_s / 2)
+        return []
+
+    def _begin_stop(self, reason: str, signum: int, cause: Cause, grace_s: float | None = None) -> list[Effect]:
+        self.stop_reason, self._stop_signum, self._stop_cause, self._stopped_s = reason, signum, cause, self.now_s
         grace_s = self.grace_s if grace_s is None else min(grace_s, self.grace_s)
         effects: list[Effect] = [
             Record("stop_requested", {"reason": reason, "grace_s": grace_s}),
@@ -190,6 +255,8 @@ class Head:
             return effects + self._order_end(self._stopped_end(saved=False))
         if self._hang is not None:
             return effects + self._stopped_without_checkpoint(self._hang)
+        if self._suspects and self.allocation is not None:
+            return effects + self._stopped_without_checkpoint(self._suspects[0])  # the signal was faster than its word
         self.phase, self._deadline_s = Phase.STOPPING, self.now_s + grace_s
         return [*effects, Send({"type": "stop"})]
 
@@ -200,11 +267,25 @@ class Head:
             if member.joined and self.now_s - member.heard_at_s > SILENCE_S:
                 # If it ever hears again, it shall end its workers and say that it is ready.
                 effects += [Send({"type": "kill"}, index), *self.lost(index, f"nothing heard for {SILENCE_S:g} s")]
+        effects += self._watch_clock()
         if self.phase is Phase.JOINING:
             effects += self._wait_for_nodes()
         elif self._deadline_s is not None and self.now_s >= self._deadline_s:
             effects += self._deadline_passed()
         return effects
+
+    def _watch_clock(self) -> list[Effect]:
+        """Stop in time for the end of the job, and when a limit of the run is reached."""
+        if self.stop_reason is not None or self.phase in (Phase.ENDING, Phase.OVER):
+            return []
+        if self.limit is not None and self.now_s >= self.limit.at_s:
+            self.limit_reached = True
+            return self._begin_stop(self.limit.reason, SIGTERM, Cause.TIME_LIMIT)
+        if self._stop_at_s is not None and self.now_s >= self._stop_at_s:
+            assert self.ends_s is not None
+            left_s = max(0.0, self.ends_s - self.now_s)
+            return self._begin_stop(f"the job ends in {left_s:.0f} s", SIGTERM, Cause.TIME_LIMIT)
+        return []
 
     # ---------------------------------------------------------------- what follows
 
@@ -225,6 +306,7 @@ class Head:
 
     def _start(self) -> list[Effect]:
         self.attempt += 1
+        self.attempt_here = self.attempt
         self.phase, self._deadline_s = Phase.RUNNING, None
         self._suspects.clear()
         self._hang = None
@@ -243,6 +325,8 @@ class Head:
         started = {"attempt": self.attempt, "master_addr": self.master_addr, "master_port": port}
         if newest is not None:
             started["resumes_from"] = newest
+        if self.allocation is not None:
+            started["allocation"] = self.allocation
         return [Record("attempt_started", {**started, "nodes": self.node_count}), Send(order)]
 
     def _weigh(self, failure: Failure) -> list[Effect]:
@@ -251,7 +335,7 @@ class Head:
             return []  # a consequence, or one that timed out a moment later
         if failure.cause is Cause.HANG:
             return self._ask_for_stacks(failure)
-        if failure.cause is Cause.PEER_LOST:
+        if failure.cause is Cause.PEER_LOST or self._may_be_a_stop(failure):
             self._suspects.append(failure)
             if self._deadline_s is None:
                 self._deadline_s = self.now_s + SETTLE_S
@@ -265,26 +349,32 @@ class Head:
         told = f"{failure.who} waited in vain: the stacks of those that still run go to {logs}"
         return [Record("stacks_requested", {"attempt": self.attempt}), Say(told), Send({"type": "stacks"})]
 
+    def _may_be_a_stop(self, failure: Failure) -> bool:
+        """SLURM signals workers too: one without a handler is dead before its agent has said that this is a stop."""
+        return self.allocation is not None and failure.exit_code == 128 + SIGTERM and failure.cause is Cause.SIGNAL
+
     def _act_on(self, failure: Failure) -> list[Effect]:
         self.first_failure = failure
+        free = self.allocation is not None and failure.cause is Cause.NODE_LOST  # no fault of the run
         verdict = decide(
             failure,
             self.previous,
             resumable=self.resumable,
-            restarts=self.restarts,
-            max_restarts=self.max_restarts,
+            restarts=0 if free else self.restarts,
+            max_restarts=1 if free else self.max_restarts,
         )
         ended = Record("attempt_ended", _end_of(failure, verdict.cause))
         if verdict.why_not:
             reason = f"{failure.headline}; not retried: {verdict.why_not}"
             end = Finish(RunState.FAILED, verdict.cause, failure.exit_code, reason, policy=verdict.why_not)
             return [ended, *self._order_end(end)]
-        self.restarts += 1
+        self.restarts += 0 if free else 1
         self.phase, self._deadline_s = Phase.JOINING, None
         for member in self._nodes.values():
             member.ready = False
         self._since_s = self._said_waiting_s = self.now_s
-        told = f"{failure.who}: {failure.headline}; restarting (restart {self.restarts} of {self.max_restarts})"
+        budget = "free" if free else f"restart {self.restarts} of {self.max_restarts}"
+        told = f"{failure.who}: {failure.headline}; restarting ({budget})"
         restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
         return [ended, Record("restarting", restarting), Say(told), Send({"type": "kill"})]
 
@@ -303,6 +393,11 @@ class Head:
         waited_s = self.now_s - self._since_s
         missing = {index: member.host for index, member in self._nodes.items() if not member.ready}
         names = ", ".join(f"node {index} ({host})" for index, host in missing.items())
+        gone = [index for index in missing if not self._nodes[index].joined]
+        if gone and self.attempt_here and self.allocation is not None and waited_s > REJOIN_S:
+            node, host = gone[0], missing[gone[0]]
+            reason = f"node {node} ({host}) was lost, and did not come back within {REJOIN_S:g} s"
+            return [Say(reason), *self._order_end(Leave(Cause.NODE_LOST, 1, reason, saved=False, node=node, host=host))]
         if missing and waited_s > self.join_timeout_s:
             text = f"{names} did not come within {self.join_timeout_s:g} s"
             cause = Cause.NODE_LOST if self.attempt else Cause.RENDEZVOUS
@@ -319,24 +414,31 @@ class Head:
         end = self._stopped_end(saved=False)
         if not by_signal:
             self.first_failure = failure
-            end = Finish(end.state, end.cause, failure.exit_code, end.reason)
+            end = replace(end, exit_code=failure.exit_code)
         return self._order_end(end)
 
-    def _stopped_end(self, *, saved: bool) -> Finish:
-        cause = Cause.LAUNCHER_LOST if self.stop_reason == "the launcher was killed" else Cause.CANCELLED
+    def _stopped_end(self, *, saved: bool) -> Finish | Leave:
         code = STOPPED_EXIT_CODE if saved else 128 + self._stop_signum
-        return Finish(RunState.CANCELLED, cause, code, self.stop_reason or "a worker was asked to stop")
+        reason = self.stop_reason or "a worker was asked to stop"
+        if self.limit_reached:
+            return Finish(RunState.TIMED_OUT, Cause.TIME_LIMIT, code, reason)
+        if self.allocation is not None:
+            return Leave(Cause.SIGNAL if self.stop_reason is None else self._stop_cause, code, reason, saved=saved)
+        cause = Cause.LAUNCHER_LOST if self.stop_reason == "the launcher was killed" else Cause.CANCELLED
+        return Finish(RunState.CANCELLED, cause, code, reason)
 
     def _finish_with(self, state: RunState, cause: Cause, exit_code: int, text: str) -> list[Effect]:
         return [Say(text), *self._order_end(Finish(state, cause, exit_code, text))]
 
-    def _order_end(self, end: Finish) -> list[Effect]:
+    def _order_end(self, end: Finish | Leave) -> list[Effect]:
         """Kill what runs, then be over."""
         self._end, self.phase, self._deadline_s = end, Phase.ENDING, None
         return [Send({"type": "kill"}), *self._advance()]
 
-    def _over(self, end: Finish) -> list[Effect]:
+    def _over(self, end: Finish | Leave) -> list[Effect]:
         self.phase, self._end = Phase.OVER, end
+        if isinstance(end, Leave):
+            return [end, Send({"type": "end", "exit_code": end.exit_code})]
         fields = {"state": end.state.value, "cause": end.cause.value, "exit_code": end.exit_code, "reason": end.reason}
         return [Record("finished", fields), end, Send({"type": "end", "exit_code": end.exit_code})]
 

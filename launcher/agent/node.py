@@ -5,6 +5,7 @@ On node 0 the same process, in the same loop, is the head.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -12,7 +13,8 @@ import time
 from collections import deque
 from typing import Any
 
-from launcher.agent import channel, scratch
+from launcher.agent import addresses, channel, scratch
+from launcher.agent.allocation import Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
@@ -22,9 +24,13 @@ from launcher.agent.workers import Attempt, Workers
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
+from launcher.runs.states import Cause
 
 HEARTBEAT_S = 2.0
 RECONNECT_S = 0.2
+REACH_S = 10.0
+"""In an allocation: how long the head node may be silent. One that refuses is up, and does not listen yet."""
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 _REASONS = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "TERM",
@@ -37,12 +43,21 @@ class NodeAgent:
     """Implements `elastic.Node`."""
 
     def __init__(
-        self, plan: Plan, run: RunDir, node: int, *, zygote_end: socket.socket, head_endpoint: tuple[str, int]
+        self,
+        plan: Plan,
+        run: RunDir,
+        node: int,
+        *,
+        zygote_end: socket.socket,
+        head_endpoint: tuple[str, int],
+        allocation: Allocation | None = None,
     ) -> None:
         self.run_id, self.node, self.node_count = plan.run_id, node, len(plan.nodes)
         self.nproc, self.max_restarts = plan.nproc_per_node, plan.limits.max_restarts
         self.exit_code: int | None = None
-        self._plan, self._run, self._endpoint = plan, run, head_endpoint
+        self.gave_up = False
+        self._plan, self._run, self._endpoint, self._allocation = plan, run, head_endpoint, allocation
+        self._has_joined = False
         self._loop = Loop()
         self._events = EventWriter(run.path, f"node-{node}")
         self._orders: deque[dict[str, Any]] = deque()
@@ -52,7 +67,7 @@ class NodeAgent:
         self._workers = workers(plan, run, node=node, loop=self._loop, events=self._events, zygote_end=zygote_end)
         self._workers.on_failure = self._report_failure
         self._workers.on_done = self._report_done
-        self._loop.on_signals(_REASONS, self._on_signal)
+        self._loop.on_signals({*_REASONS, *(_WARNINGS if allocation else ())}, self._on_signal)
         self._pending_stops: list[dict[str, Any]] = []
 
     def serve(self, listener: socket.socket | None) -> None:
@@ -64,7 +79,9 @@ class NodeAgent:
         given = {name: os.environ[name] for name in scratch.VARIABLES if name in os.environ}
         self._events.write("node_bound", node=self.node, **bound, env=given)
         if listener is not None:
-            self._office = HeadOffice(self._plan, self._run, self._loop, listener, to_self=self._on_message)
+            self._office = HeadOffice(
+                self._plan, self._run, self._loop, listener, to_self=self._on_message, allocation=self._allocation
+            )
         self._join()
         self._loop.every(HEARTBEAT_S, lambda: self._tell({"type": "heartbeat"}))
         if self._plan.forks_workers:
@@ -127,11 +144,11 @@ class NodeAgent:
         if self._office is not None:
             self._office.join_self(socket.gethostname())
             return
-        deadline = time.monotonic() + self._plan.limits.join_timeout_s
+        begun_s = time.monotonic()
         token = bytes.fromhex(self._run.token.read_text())
         while self._head is None:
             try:
-                self._head = channel.connect(self._endpoint, token, self._loop, timeout_s=10.0)
+                self._head = channel.connect(self._endpoint, token, self._loop, timeout_s=REACH_S)
             except channel.ChannelError as error:
                 self._give_up(str(error))
                 return
@@ -139,18 +156,41 @@ class NodeAgent:
                 if self._pending_stops:  # and a head that is gone: the stop is what ended it
                     self._leave()
                     return
-                if time.monotonic() > deadline:
-                    self._give_up(f"the head agent at {self._endpoint[0]}:{self._endpoint[1]} was not reached: {error}")
+                if time.monotonic() - begun_s > self._patience_s(error):
+                    self._give_up(self._not_reached(error, time.monotonic() - begun_s))
                     return
                 self._loop.run_until(lambda: bool(self._pending_stops), timeout_s=RECONNECT_S)
+        self._has_joined = True
         self._head.on_message = self._on_message
         self._head.on_end = self._on_head_lost
         self._tell({"type": "join", "node": self.node, "host": socket.gethostname(), "pid": os.getpid()})
         for stop in self._pending_stops:
             self._tell(stop)
 
+    def _patience_s(self, error: OSError) -> float:
+        """How long to try. The node of a head agent that only refuses is up; and whoever was there is soon again."""
+        if self._allocation is None or (error.errno == errno.ECONNREFUSED and not self._has_joined):
+            return self._plan.limits.join_timeout_s
+        return REACH_S - RECONNECT_S
+
+    def _not_reached(self, error: OSError, waited_s: float) -> str:
+        where = f"the head agent at {self._endpoint[0]}:{self._endpoint[1]} was not reached"
+        if self._allocation is None:
+            return f"{where}: {error}"
+        me, known = self._plan.nodes[self.node], addresses.own_addresses()
+        own = f"{addresses.interface_of(me.address, known)} ({me.address})"
+        return (
+            f"{where} in {waited_s:.0f} s from {own}: {error.strerror or error}; interfaces: {addresses.listed(known)}"
+        )
+
     def _give_up(self, reason: str) -> None:
-        LineFile(self._run.console).write(f"launch | node {self.node}: {reason}\n".encode())
+        host = self._plan.nodes[self.node].host
+        if self._allocation is not None and not self._has_joined:
+            fields = {"cause": Cause.RENDEZVOUS.value, "exit_code": 1, "message": reason}
+            self._events.write("node_failed", node=self.node, host=host, **fields)
+        who = f"node {self.node}" if self._allocation is None else f"node {self.node} ({host})"
+        LineFile(self._run.console).write(f"launch | {who}: {reason}\n".encode())
+        self.gave_up = True
         self._leave()
 
     def _leave(self) -> None:
@@ -185,6 +225,9 @@ class NodeAgent:
             self._orders.append(message)
 
     def _on_signal(self, signum: int) -> None:
+        if self._allocation is not None and signum in _WARNINGS:
+            self._tell({"type": "warned", "signum": signum})
+            return
         if signum not in _REASONS:
             return  # SIGCHLD of a replaced zygote
         grace_s = LAUNCHER_LOST_GRACE_S if signum == LAUNCHER_LOST_SIGNAL else None

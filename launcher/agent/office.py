@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from launcher.agent import allocation as allocations
+from launcher.agent.allocation import Allocation
 from launcher.agent.causes import Failure
 from launcher.agent.channel import Connection, Server
-from launcher.agent.effects import Effect, Finish, Record, Say, Send
+from launcher.agent.effects import Effect, Finish, Leave, Record, Say, Send
 from launcher.agent.head import Head
+from launcher.agent.limits import limit_of
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
 from launcher.agent.newest import find_newest
@@ -25,6 +30,8 @@ from launcher.runs.sync import find_parts
 from launcher.wording import count
 
 _TICK_S = 0.25
+_LOOK_S = 1.0
+"""How often the head agent looks for what the batch side has to say."""
 _MAX_REFUSALS = 100
 """That are written down."""
 
@@ -33,18 +40,27 @@ class HeadOffice:
     """Carries messages to the head and its effects out. `to_self` hears what is sent to node 0, in the same process."""
 
     def __init__(
-        self, plan: Plan, run: RunDir, loop: Loop, listener: socket.socket, *, to_self: Callable[[dict[str, Any]], None]
+        self,
+        plan: Plan,
+        run: RunDir,
+        loop: Loop,
+        listener: socket.socket,
+        *,
+        to_self: Callable[[dict[str, Any]], None],
+        allocation: Allocation | None = None,
     ) -> None:
-        self._plan, self._run, self._to_self = plan, run, to_self
+        self._plan, self._run, self._to_self, self._allocation = plan, run, to_self, allocation
         self._events = EventWriter(run.path, "head")
         self._console = LineFile(run.console)
         self._connections: dict[int, Connection] = {}
         self._port_holder: socket.socket | None = None
         self._refused_count = 0
+        self._asked_to_stop = False
         past = read_events(run.path)
         attempts = [event for event in past if event["event"] == "attempt_started"]
         begun = max((index for index, event in enumerate(past) if event["event"] in ("created", "resumed")), default=0)
         lately = past[begun:]
+        number = None if allocation is None else allocation.number
         self._head = Head(
             node_count=len(plan.nodes),
             max_restarts=plan.limits.max_restarts,
@@ -59,14 +75,19 @@ class HeadOffice:
             attempt=max((event["attempt"] for event in attempts), default=0),
             restarts=max((event["restarts"] for event in lately if event["event"] == "restarting"), default=0),
             previous=_last_failure(lately),
+            allocation=number,
+            ends_s=None if allocation is None else allocation.ends_s,
+            limit=limit_of(plan, past, now_s=time.monotonic(), time_s=time.time()),
         )
-        if any(event["event"] == "attempt_started" for event in lately):
+        if any(event["event"] == "attempt_started" and event.get("allocation") == number for event in lately):
             self._do(self._head.succeed())
         elif plan.engine_reason:  # it is slower than the user may expect
             self._do([Say(plan.engine_reason)])
         token = bytes.fromhex(run.token.read_text())
         Server(listener, token, loop, on_connection=self._greet, on_refused=self._refused)
         loop.every(_TICK_S, self._tick)
+        if allocation is not None:
+            loop.every(_LOOK_S, self._look)
 
     def join_self(self, host: str) -> None:
         """Node 0 joins without a socket."""
@@ -127,11 +148,26 @@ class HeadOffice:
             self._do(head.done(node, message["attempt"], codes))
         elif kind == "stop":
             self._do(head.stop(node, message["reason"], message["signum"], message["grace_s"]))
+        elif kind == "warned":
+            self._do(head.warned(message["signum"]))
 
     def _tick(self) -> None:
         self._tick_clock()
         self._head.heard(0)
         self._do(self._head.tick())
+
+    def _look(self) -> None:
+        """A wish of the batch side, and whether the run goes on elsewhere while this node was cut off."""
+        assert self._allocation is not None
+        self._tick_clock()
+        path, number = self._run.path, self._allocation.number
+        if allocations.record_of(path, number + 1).exists():
+            self._do(self._head.superseded())
+        with contextlib.suppress(FileNotFoundError):
+            reason = allocations.stop_request(path, number).read_text(encoding="utf-8").strip()
+            if reason and not self._asked_to_stop:
+                self._asked_to_stop = True
+                self._do(self._head.stop(0, reason, signal.SIGTERM))
 
     def _tick_clock(self) -> None:
         self._head.now_s = time.monotonic()
@@ -150,6 +186,9 @@ class HeadOffice:
                 self._events.write(effect.event, **effect.fields)
             elif isinstance(effect, Say):
                 self._say(effect.text)
+            elif isinstance(effect, Leave):
+                number = None if self._allocation is None else self._allocation.number
+                self._events.write("stopped", **{**asdict(effect), "cause": effect.cause.value, "allocation": number})
             elif isinstance(effect, Finish):
                 head = self._head
                 first = head.first_failure

@@ -32,9 +32,12 @@ VARIABLES = ("TMPDIR", _COMPILED)
 """What `make` sets."""
 
 
-def make(run_id: str) -> None:
-    """Make the folder, and make it TMPDIR of this process and its children. Where that cannot be, say so."""
-    base = tempfile.gettempdir()
+def make(run_id: str, *, base: str | None = None) -> None:
+    """Make the folder, and make it TMPDIR of this process and its children. Where that cannot be, say so.
+
+    base: the folder that it is made in; None = where temporary files go anyway.
+    """
+    base = tempfile.gettempdir() if base is None else base
     folder = Path(base, _name(run_id))
     if len(os.fsencode(folder)) > _MAX_LENGTH:
         folder = Path(_SHORT, folder.name)

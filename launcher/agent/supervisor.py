@@ -1,5 +1,5 @@
-"""The parent of a local run: imports once for workers that are forked, forks one agent per node, stays single-threaded,
-and sees all of them out.
+"""The parent of the agents on a machine: imports once for workers that are forked, forks the agents (all of a local
+run; of a SLURM job the one of this node, see `task.py`), stays single-threaded, and sees them out.
 
 It replaces an agent that was killed (its peers wait), passes signals on, and ends the run when the launcher of a
 foreground run is gone. It writes no results: that is the head agent's, in the agent of node 0; but for a run that never
@@ -15,10 +15,12 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 from launcher import redact
 from launcher.agent import channel, proc, scratch, zygote
+from launcher.agent.allocation import Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
 from launcher.agent.effects import Finish
 from launcher.agent.logs import LineFile
@@ -29,9 +31,13 @@ from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause, RunState
 
-_ENGINE = ("torch.distributed.elastic.agent.server.api",)
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SENT = (*_FORWARDED, LAUNCHER_LOST_SIGNAL)
+ENGINE = ("torch.distributed.elastic.agent.server.api",)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What SLURM sends where it is asked to warn: the head agent decides what it means. Elsewhere the second is ours."""
+GAVE_UP = 1
+"""Exit code of an agent that did not find the head agent, or was refused."""
+_SENT = (*STOP_SIGNALS, *WARNINGS)
 _BACKSTOP_S = 3.0
 """Beyond the grace time: an agent that does not end by then is killed, and its zygote ends its workers."""
 
@@ -43,22 +49,18 @@ def supervise(run: RunDir, *, wait: bool, setup_done: bool = False, watch_fd: in
     `detached`. Its end instead means that there will be no run; after `attached`, that the launcher is gone.
     setup_done: this is the same process after the plan's `setup`, in its environment; it has `watch_fd` from before.
     """
-    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    for signum in (*_FORWARDED, signal.SIGCHLD):
-        signal.signal(signum, lambda *_: None)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)  # they were held back for the time before this
+    read_end = hear_signals()
     proc.adopt_orphans()
     setup_first = False
     if not run.plan.exists():  # started while the plan is made: for one whose workers need torch here
-        zygote.preload(_ENGINE)
+        zygote.preload(ENGINE)
     else:
         plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
         setup_first = bool(plan.setup) and not setup_done
         if plan.forks_workers and not setup_first:
-            zygote.preload(_ENGINE)
+            zygote.preload(ENGINE)
     if wait:
-        watch_fd = _wait_for_go(run)
+        watch_fd = wait_for_go(run)
     elif watch_fd is not None:
         os.set_inheritable(watch_fd, False)
     sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
@@ -72,7 +74,7 @@ def supervise(run: RunDir, *, wait: bool, setup_done: bool = False, watch_fd: in
     listener = channel.listen(plan.nodes[0].address)
     try:
         zygote.preload((plan.worker.preload or ()) if plan.forks_workers else ())
-        code = _Supervisor(plan, run, listener, read_end, watch_fd).run()
+        code = Supervisor(plan, run, listener, read_end, watch_fd=watch_fd).run()
     except zygote.PreloadError as error:
         traceback.print_exception(error.__cause__)
         sys.stderr.flush()
@@ -84,10 +86,20 @@ def supervise(run: RunDir, *, wait: bool, setup_done: bool = False, watch_fd: in
     os._exit(code)
 
 
+def hear_signals(more: Sequence[signal.Signals] = ()) -> int:
+    """Take over the signals that stop a run, the ends of children, and `more`; they come out of this descriptor."""
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    for signum in (*STOP_SIGNALS, *more, signal.SIGCHLD):
+        signal.signal(signum, lambda *_: None)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # they were held back for the time before this
+    return read_end
+
+
 def _set_up(plan: Plan, run: RunDir, *, signals: int, watch_fd: int | None) -> NoReturn:
     """Run the plan's `setup`, then start this process again in the environment that it leaves."""
     lines, cwd = plan.setup, plan.worker.cwd
-    end = run_setup(lines, run, cwd=cwd, signals=signals, stop_signals=_FORWARDED, watch_fd=watch_fd)
+    end = run_setup(lines, run, cwd=cwd, signals=signals, stop_signals=STOP_SIGNALS, watch_fd=watch_fd)
     if isinstance(end, SetupFailed):
         fields = {"number": end.number, "line": end.line, "output": list(end.output)}
         _end_early(plan, run, Finish(RunState.FAILED, Cause.SETUP, end.exit_code, str(end)), setup=fields)
@@ -97,7 +109,7 @@ def _set_up(plan: Plan, run: RunDir, *, signals: int, watch_fd: int | None) -> N
     if isinstance(end, SetupStopped):
         reason = f"{signal.Signals(end.signum or 0).name} during `setup`"
         _end_early(plan, run, Finish(RunState.CANCELLED, Cause.CANCELLED, 128 + (end.signum or 0), reason))
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # a stop that comes now waits for the handlers of the next
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a stop that comes now waits for the handlers of the next
     if watch_fd is not None:
         os.set_inheritable(watch_fd, True)
     argv = next_start(sys.orig_argv, watch_fd=watch_fd)
@@ -115,7 +127,7 @@ def _end_early(plan: Plan, run: RunDir, end: Finish, **more: object) -> NoReturn
     os._exit(0)
 
 
-def _wait_for_go(run: RunDir) -> int | None:
+def wait_for_go(run: RunDir) -> int | None:
     """Returns the descriptor to watch, None for a detached run. From here on output goes into the run's log."""
     word = b""
     while not word.endswith(b"\n"):
@@ -133,24 +145,47 @@ def _wait_for_go(run: RunDir) -> int | None:
     return watch_fd
 
 
-class _Supervisor:
-    def __init__(self, plan: Plan, run: RunDir, listener: socket.socket, signals: int, watch_fd: int | None) -> None:
+class Supervisor:
+    """Forks the agents of these nodes (None: of all), replaces those that are killed, and sees them out.
+
+    `listener`: where agents come to the head agent, on the machine that has node 0. `signals`: see `hear_signals`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: RunDir,
+        listener: socket.socket | None,
+        signals: int,
+        *,
+        watch_fd: int | None = None,
+        nodes: Sequence[int] | None = None,
+        allocation: Allocation | None = None,
+    ) -> None:
         self._plan, self._run, self._listener = plan, run, listener
         self._signals, self._watch_fd = signals, watch_fd
-        self._events = EventWriter(run.path, f"supervisor-{os.getpid()}")
+        self._nodes = [node.index for node in plan.nodes] if nodes is None else nodes
+        self._allocation = allocation
+        # One writer per file, on all nodes together: two machines may have the same pid.
+        writer = "supervisor" if allocation is None else f"supervisor-{self._nodes[0]}"
+        self._events = EventWriter(run.path, f"{writer}-{os.getpid()}")
         self._agents: dict[int, int] = {}
+        self._gave_up = False
         self._replaced = 0
         self._stop_by_s: float | None = None
         self._crashed = False
         self._over = False
 
     def run(self) -> int:
-        """Fork, watch, see out; 0 when the agents ended in order (result.json says how the run did), else 70."""
-        address, port = self._listener.getsockname()[:2]
-        endpoint = {"address": address, "port": port}
-        self._events.write("supervisor_started", pid=os.getpid(), host=socket.gethostname(), channel=endpoint)
-        for node in self._plan.nodes:
-            self._fork(node.index)
+        """Fork, watch, see out; 0 when the agents ended in order (result.json says how the run did), else 70.
+
+        1 where an agent of a SLURM job has not found its head agent.
+        """
+        address, port = self._endpoint()
+        channel_at = {"address": address, "port": port}
+        self._events.write("supervisor_started", pid=os.getpid(), host=socket.gethostname(), channel=channel_at)
+        for node in self._nodes:
+            self._fork(node)
         while self._agents:
             self._wait()
             self._reap()
@@ -158,8 +193,17 @@ class _Supervisor:
                 for pid in self._agents.values():
                     proc.send_signal(pid, signal.SIGKILL)
         left = proc.sweep_all()
-        self._events.write("supervisor_ended", exit_code=70 if self._crashed else 0, swept=left)
-        return 70 if self._crashed else 0
+        code = 70 if self._crashed else GAVE_UP if self._gave_up else 0
+        self._events.write("supervisor_ended", exit_code=code, swept=left)
+        return code
+
+    def _endpoint(self) -> tuple[str, int]:
+        """Of the head agent."""
+        if self._allocation is not None:
+            return self._allocation.head
+        assert self._listener is not None
+        address, port = self._listener.getsockname()[:2]
+        return address, port
 
     def _fork(self, node: int) -> None:
         parent = os.getpid()
@@ -169,7 +213,14 @@ class _Supervisor:
         if pid == 0:
             proc.die_with_parent(parent)
             self._close()
-            _run_agent(self._plan, self._run, node, self._listener)
+            _run_agent(
+                self._plan,
+                self._run,
+                node,
+                listener=self._listener,
+                endpoint=self._endpoint(),
+                allocation=self._allocation,
+            )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT)
         self._agents[node] = pid
 
@@ -187,8 +238,11 @@ class _Supervisor:
         ready, _, _ = select.select(fds, [], [], timeout_s)
         if self._signals in ready:
             for signum in os.read(self._signals, 64):
-                if signum in _FORWARDED:
+                if signum in STOP_SIGNALS:
                     self._stop(signum, self._plan.limits.grace_s)
+                elif signum in WARNINGS:
+                    for pid in self._agents.values():
+                        proc.send_signal(pid, signum)
         if self._watch_fd in ready and not os.read(self._watch_fd, 1):
             os.close(self._watch_fd)
             self._watch_fd = None
@@ -215,7 +269,8 @@ class _Supervisor:
             elif node == 0:
                 # The run is over. Who has not joined yet is refused now, instead of waiting for a head.
                 self._over = True
-                self._listener.close()
+                if self._listener is not None:
+                    self._listener.close()
                 self._end_within(_BACKSTOP_S)
 
     def _lost(self, node: int, pid: int, status: int) -> None:
@@ -227,23 +282,33 @@ class _Supervisor:
             self._replaced += 1
             self._fork(node)
             return
+        if self._allocation is not None and os.waitstatus_to_exitcode(status) == GAVE_UP:
+            self._gave_up = True
+            return
         # A crash of ours, or a kill during a stop: the others cannot finish without it.
         self._crashed = True
         self._stop(signal.SIGTERM, 0.0)
 
 
-def _run_agent(plan: Plan, run: RunDir, node: int, listener: socket.socket) -> NoReturn:
+def _run_agent(
+    plan: Plan,
+    run: RunDir,
+    node: int,
+    *,
+    listener: socket.socket | None,
+    endpoint: tuple[str, int],
+    allocation: Allocation | None,
+) -> NoReturn:
     """The forked agent: first its zygote, while this process has neither thread nor socket of its own."""
     from launcher.agent.node import NodeAgent
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    endpoint = listener.getsockname()[:2]
-    zygote_end = zygote.fork_zygote(close=[listener])
-    if node != 0:
+    zygote_end = zygote.fork_zygote(close=[] if listener is None else [listener])
+    if listener is not None and node != 0:
         listener.close()
-    agent = NodeAgent(plan, run, node, zygote_end=zygote_end, head_endpoint=endpoint)
+    agent = NodeAgent(plan, run, node, zygote_end=zygote_end, head_endpoint=endpoint, allocation=allocation)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT)
     agent.serve(listener if node == 0 else None)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(GAVE_UP if agent.gave_up and allocation is not None else 0)

@@ -22,15 +22,19 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher import redact
-from launcher.agent import proc, scratch, wrapper
+from launcher.agent import allocation, proc, scratch, wrapper
 
 _MAX_DATAGRAM_BYTES = 1 << 16
+_LOOK_AGAIN_S = 0.01
+_OTHERS_SIGNAL_S = 0.5
+"""How long a TERM of SLURM may take to all processes of a step, once one of them has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,26 +108,44 @@ def serve(sock: socket.socket) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # forked by an agent that still held its signals back
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    in_step = allocation.NUMBER in os.environ
+    if in_step:
+        for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(signum, lambda *_: None)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    _Zygote(sock, read_end).run()
+    _Zygote(sock, read_end, in_step=in_step).run()
 
 
 class _Zygote:
-    def __init__(self, sock: socket.socket, child_ended: int) -> None:
+    """in_step: SLURM signals every process of its step. Nobody signals this one alone, so what comes here has come to
+    the workers too, and is not sent to them again: a script's handler may save, and must be called once.
+    """
+
+    def __init__(self, sock: socket.socket, signals: int, *, in_step: bool) -> None:
         self._sock = sock
-        self._child_ended = child_ended
-        self._workers: set[int] = set()
+        self._signals = signals
+        self._in_step = in_step
+        self._workers: dict[int, float] = {}
+        """When each was started, by its pid."""
+        self._heard_term_s = 0.0
+        self._to_stop: set[int] = set()
+        self._stop_at_s = 0.0
         self._emptying = False
 
     def run(self) -> NoReturn:
         while True:
             # While emptying, a killed process may hand its children over to us without any signal: look again soon.
-            timeout_s = 0.01 if self._emptying else None
-            ready, _, _ = select.select([self._sock.fileno(), self._child_ended], [], [], timeout_s)
-            if self._child_ended in ready:
+            timeout_s = _LOOK_AGAIN_S if self._emptying else None
+            if self._to_stop:
+                timeout_s = min(timeout_s or _OTHERS_SIGNAL_S, max(0.0, self._stop_at_s - time.monotonic()))
+            ready, _, _ = select.select([self._sock.fileno(), self._signals], [], [], timeout_s)
+            if self._signals in ready:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._child_ended, 512)
+                    if signal.SIGTERM in os.read(self._signals, 512):
+                        self._heard_term_s = time.monotonic()
             self._reap()
+            if self._to_stop and time.monotonic() >= self._stop_at_s:
+                self._stop()
             if self._sock.fileno() in ready and not self._receive():
                 self._end()
             if self._emptying and proc.sweep() == 0 and not proc.children():
@@ -141,26 +163,38 @@ class _Zygote:
         if "start" in message:
             self._start(*fds)
         elif "term" in message:
-            for pid in self._workers & set(message["term"]):
-                proc.send_signal(pid, signal.SIGTERM)  # only the worker: its loader processes would not save anything
+            self._to_stop |= self._workers.keys() & set(message["term"])
+            self._stop_at_s = time.monotonic() + (_OTHERS_SIGNAL_S if self._in_step else 0.0)
+            if not self._in_step:
+                self._stop()
         elif "kill" in message:
             self._emptying = True
         return True
+
+    def _stop(self) -> None:
+        for pid in self._to_stop & self._workers.keys():
+            if self._workers[pid] >= self._heard_term_s:
+                proc.send_signal(pid, signal.SIGTERM)  # only the worker: its loader processes would not save anything
+        self._to_stop.clear()
 
     def _start(self, description: int, stdout: int, stderr: int) -> None:
         start = _read_start(description)
         parent = os.getpid()
         # A stop may come before the job has its handler: TERM stays pending until `main` unblocks it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        if signal.SIGTERM in signal.sigpending():  # it came before there was this worker
+            self._heard_term_s = time.monotonic()
         pid = os.fork()
         if pid == 0:
             os.close(signal.set_wakeup_fd(-1))
             self._sock.close()
-            os.close(self._child_ended)
-            _become_worker(start, parent, (stdout, stderr))
+            os.close(self._signals)
+            _become_worker(start, parent, (stdout, stderr), in_step=self._in_step)
         os.close(stdout)
         os.close(stderr)
-        self._workers.add(pid)
+        self._workers[pid] = time.monotonic()
+        if self._in_step:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._tell({"started": start.local_rank, "pid": pid})
 
     def _reap(self) -> None:
@@ -170,7 +204,7 @@ class _Zygote:
                 proc.kill_group(pid)
             status = proc.reap(pid)
             if pid in self._workers:
-                self._workers.discard(pid)
+                del self._workers[pid]
                 self._tell({"ended": pid, "status": status})
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -184,13 +218,15 @@ class _Zygote:
         os._exit(0)
 
 
-def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int]) -> NoReturn:
+def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int], *, in_step: bool) -> NoReturn:
     """The forked child's way to the user's code. Never returns."""
     os.setsid()
     proc.die_with_parent(parent)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2) if in_step else ():
+        signal.signal(signum, signal.SIG_IGN)  # a warning of SLURM; whoever wants to hear it has a handler
     if not start.is_job:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     for target, fd in zip((1, 2), fds, strict=True):

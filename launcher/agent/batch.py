@@ -1,0 +1,539 @@
+"""The batch side of a SLURM job: once per allocation, on its first node. It starts the agents and outlives them; then the
+run goes on in another allocation, or it says how the run has ended.
+
+It never trains and holds no state: what it knows is in the events, so the next allocation needs nothing of this one.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from launcher import redact
+from launcher.agent import addresses, allocation, continuing, hostlist, scheduler
+from launcher.agent.continuing import AllocationEnd, Progress
+from launcher.agent.effects import Finish
+from launcher.agent.logs import LineFile
+from launcher.agent.result import newest_checkpoint, write_result
+from launcher.agent.scheduler import JobView, SchedulerError
+from launcher.agent.supervisor import hear_signals, wait_for_go
+from launcher.planning.plan import Plan
+from launcher.runs.events import EventWriter, parse_object, read_events
+from launcher.runs.rundir import RunDir
+from launcher.runs.states import Cause, RunState
+from launcher.runs.steps import newest_step
+from launcher.wording import signal_name
+
+_LOOK_S = 0.5
+_SRUN_LATE_S = 15.0
+"""How long tasks may still be there once the head agent has said how it ended: a lost node's never go by themselves."""
+_LAST_WORD_S = 2.0
+"""Before SLURM's KILL: by then the end is written down, whether the tasks have left or not."""
+_REQUEUE_WAIT_S = 60.0
+_PORTS = range(20_000, 32_000)
+_TRIES = 200
+_REFUSED = 3
+
+
+class BatchError(Exception):
+    """The job cannot start as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Where the head agent will be."""
+
+    address: str
+    interface: str
+    holder: socket.socket
+    """Keeps the port from everybody else until the head agent, which may share it, listens."""
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Address and port."""
+        return self.address, int(self.holder.getsockname()[1])
+
+
+def run_batch(run: RunDir, *, wait: bool = False) -> NoReturn:
+    """Run one allocation and exit with the run's code; with 0 where the run goes on, or was finished before.
+
+    wait: begin when standard input says so (`attached`: its end means that the launcher is gone), as a local run does.
+    """
+    signals = hear_signals((signal.SIGUSR1, signal.SIGUSR2))
+    watch_fd = wait_for_go(run) if wait else None
+    sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
+    if run.result.exists():
+        _say(run, "this run is finished: nothing to do (launch resume goes on with it)")
+        _leave(0)
+    plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    redact.remember(plan.secrets)
+    number = _number_allocation(run)
+    batch = _Batch(plan, run, number, signals, watch_fd)
+    _leave(batch.run())
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _say(run: RunDir, text: str) -> None:
+    LineFile(run.console).write(f"launch | {text}\n".encode(errors="backslashreplace"))
+
+
+def _number_allocation(run: RunDir) -> int:
+    """The next number, taken by making the file of its events, which nobody else can then."""
+    run.events.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        try:
+            os.close(os.open(allocation.record_of(run.path, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        except FileExistsError:
+            number += 1
+        else:
+            return number
+
+
+class _Batch:
+    def __init__(self, plan: Plan, run: RunDir, number: int, signals: int, watch_fd: int | None) -> None:
+        assert plan.slurm is not None
+        self._plan, self._run, self._number, self._slurm = plan, run, number, plan.slurm
+        self._signals, self._watch_fd = signals, watch_fd
+        self._events = EventWriter(run.path, f"batch-{number}")
+        self._job = job_ident(os.environ)
+        self._restart_count = _int(os.environ.get("SLURM_RESTART_COUNT"))
+        self._ends_s: float | None = None
+        self._views: list[JobView] = []
+        self._kill_by_s: float | None = None
+        self._user_stop = ""
+        self._said_end = False
+
+    def run(self) -> int:
+        """The exit code of the batch script."""
+        events = read_events(self._run.path)
+        self._close_earlier()
+        try:
+            refuse_heterogeneous(os.environ)
+            hosts = self._hosts()
+        except BatchError as error:
+            self._events.write("allocation_started", allocation=self._number, job=self._job, nodes=[])
+            return self._finish(Finish(RunState.FAILED, Cause.REFUSED, _REFUSED, str(error)))
+        if continuing.is_cancelled(events):
+            self._events.write("allocation_started", allocation=self._number, job=self._job, nodes=list(hosts))
+            reason = "cancelled between two allocations"
+            return self._finish(Finish(RunState.CANCELLED, Cause.CANCELLED, 128 + signal.SIGTERM, reason))
+        self._run.stop_file.unlink(missing_ok=True)
+        left_s = self._ask_end()
+        try:
+            head = choose_head(hosts, self._slurm.interface)
+        except BatchError as error:
+            self._events.write("allocation_started", allocation=self._number, job=self._job, nodes=list(hosts))
+            return self._finish(Finish(RunState.FAILED, Cause.RENDEZVOUS, 1, str(error)))
+        address, port = head.endpoint
+        where = {"address": address, "port": port, "interface": head.interface}
+        started = {"job": self._job, "restart_count": self._restart_count, "nodes": list(hosts), "head": where}
+        self._events.write("allocation_started", allocation=self._number, **started, seconds_left=left_s)
+        ends = "" if left_s is None else f", {left_s / 60:.0f} min left"
+        _say(self._run, f"allocation {self._number}: job {self._job} on {', '.join(hosts)}{ends}")
+        code, said = self._run_tasks(head, left_s)
+        return self._after(code, said)
+
+    # ---------------------------------------------------------------- before
+
+    def _close_earlier(self) -> None:
+        """An allocation whose batch side was lost with its node could not say so."""
+        for number in range(1, self._number):
+            path = allocation.record_of(self._run.path, number)
+            lines = [event for line in path.read_bytes().splitlines() if (event := parse_object(line)) is not None]
+            names = [event.get("event") for event in lines]
+            others = [allocation.record_of(self._run.path, later) for later in range(number + 1, self._number)]
+            mark = f'"allocation_ended", "allocation": {number},'.encode()
+            if {"allocation_ended", "finished"} & set(names) or any(mark in other.read_bytes() for other in others):
+                continue
+            started = next((event for event in lines if event.get("event") == "allocation_started"), {})
+            hosts = started.get("nodes") or ["?"]
+            fields = {
+                "cause": Cause.NODE_LOST.value,
+                "reason": f"its first node ({hosts[0]}) was lost, or its batch script was killed there",
+                **self._progress_fields(),
+            }
+            self._events.write(
+                "allocation_ended",
+                allocation=number,
+                job=started.get("job"),
+                saved=False,
+                exit_code=1,
+                node=0,
+                host=hosts[0],
+                **fields,
+            )
+
+    def _hosts(self) -> tuple[str, ...]:
+        """The nodes of the allocation, in its order. Raises BatchError for anything that is not the plan's number."""
+        text = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST", "")
+        wanted = len(self._plan.nodes)
+        try:
+            hosts = scheduler.host_names(text)
+        except SchedulerError:
+            try:
+                hosts = hostlist.expand(text)
+            except ValueError as error:
+                if wanted == 1:
+                    return (os.environ.get("SLURMD_NODENAME") or socket.gethostname(),)
+                raise BatchError(f"the nodes of the job are not known: {error}") from None
+        if self._plan.executor == "here" and len(hosts) > wanted:
+            return hosts[:wanted]
+        if len(hosts) != wanted:
+            raise BatchError(f"{wanted} nodes were asked for (resources.nodes), and the job has {len(hosts)}: {text}")
+        return hosts
+
+    def _ask_end(self) -> float | None:
+        try:
+            left_s = scheduler.seconds_left(self._job)
+        except SchedulerError as error:
+            _say(self._run, f"when the job ends is not known: {error}")
+            return None
+        self._ends_s = None if left_s is None else time.monotonic() + left_s
+        return left_s
+
+    # ---------------------------------------------------------------- while the tasks run
+
+    def _run_tasks(self, head: Head, left_s: float | None) -> tuple[int | None, str]:
+        """Start the agents and see them out: srun's exit code (None: it was not waited for) and its standard error."""
+        folder = self._run.slurm
+        folder.mkdir(exist_ok=True)
+        said = folder / f"srun-{self._number}.log"
+        told = allocation.to_environment(self._number, head.endpoint, left_s)
+        env = {**os.environ, **told, "LAUNCH_RUN_ID": self._plan.run_id}
+        argv = list(self._slurm.srun)
+        with said.open("ab") as log:
+            try:
+                srun = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log, env=env, start_new_session=True)
+            except OSError as error:
+                return 127, f"{argv[0]}: {error.strerror}"
+        code = self._see_out(srun)
+        head.holder.close()
+        return code, said.read_text(encoding="utf-8", errors="replace")
+
+    def _see_out(self, srun: subprocess.Popen[bytes]) -> int | None:
+        ended_s: float | None = None
+        while (code := srun.poll()) is None:
+            self._wait(srun)
+            if not self._views and self._run.stop_file.exists():
+                self._look_at_job()
+            now_s = time.monotonic()
+            if self._kill_by_s is not None and now_s > self._kill_by_s:
+                return None
+            if ended_s is None and self._agents_are_done():
+                ended_s = now_s
+            if ended_s is not None and now_s - ended_s > _SRUN_LATE_S:
+                return self._end_srun(srun)
+        return code
+
+    def _wait(self, srun: subprocess.Popen[bytes]) -> None:
+        fds = [self._signals] + ([self._watch_fd] if self._watch_fd is not None else [])
+        ready, _, _ = select.select(fds, [], [], _LOOK_S)
+        if self._signals in ready:
+            with contextlib.suppress(BlockingIOError):
+                for signum in os.read(self._signals, 64):
+                    self._heard(signum, srun)
+        if self._watch_fd in ready and not os.read(self._watch_fd or 0, 1):
+            os.close(self._watch_fd or 0)
+            self._watch_fd = None
+            self._user_stop = "the launcher was killed"
+            self._ask_to_stop(self._user_stop)
+
+    def _heard(self, signum: int, srun: subprocess.Popen[bytes]) -> None:
+        """SLURM signals the tasks itself, but where it was told to signal only us."""
+        if signum == signal.SIGCHLD:
+            return
+        name = signal_name(signum)
+        left_s = None if self._ends_s is None else round(self._ends_s - time.monotonic(), 1)
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            ignored = left_s is not None and left_s > 2 * self._plan.limits.grace_s
+            self._events.write("signal_heard", signal=name, seconds_left=left_s, ignored=ignored)
+            srun.send_signal(signum)  # srun passes these on; the head agent decides
+            return
+        self._events.write("signal_heard", signal=name, seconds_left=left_s, ignored=False)
+        if self._plan.executor == "here":
+            if self._user_stop:
+                srun.send_signal(signal.SIGTERM)  # the second one: at once (srun kills on TERM)
+            self._user_stop = self._user_stop or {signal.SIGINT: "Ctrl-C"}.get(signal.Signals(signum), name)
+            self._ask_to_stop(self._user_stop)
+            return
+        view = self._look_at_job()
+        if view is None or view.state == "RUNNING":
+            self._ask_to_stop(name)
+        if view is None or view.state != "RUNNING":
+            by_s = time.monotonic() + self._slurm.kill_wait_s - _LAST_WORD_S
+            self._kill_by_s = by_s if self._kill_by_s is None else min(by_s, self._kill_by_s)
+
+    def _ask_to_stop(self, reason: str) -> None:
+        """Never by TERM to srun: that kills its tasks at once."""
+        path = allocation.stop_request(self._run.path, self._number)
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(f"{reason}\n")
+        unfinished.rename(path)
+
+    def _look_at_job(self) -> JobView | None:
+        try:
+            view = scheduler.job_view(self._job)
+        except SchedulerError as error:
+            _say(self._run, f"SLURM cannot be asked about this job: {error}")
+            return None
+        self._views.append(view)
+        return view
+
+    def _agents_are_done(self) -> bool:
+        if self._run.result.exists():
+            return True
+        path = self._run.events / "head.jsonl"
+        mark = f'"allocation": {self._number}'
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            return any(b'"stopped"' in line and mark.encode() in line for line in file)
+        return False
+
+    def _end_srun(self, srun: subprocess.Popen[bytes]) -> int | None:
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            srun.send_signal(signum)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return srun.wait(5)
+        return None
+
+    # ---------------------------------------------------------------- after
+
+    def _after(self, srun_exit_code: int | None, srun_said: str) -> int:
+        if self._run.result.exists():
+            return self._result_code()
+        if self._kill_by_s is None or not self._views:
+            self._look_at_job()
+        left_s = None if self._ends_s is None else self._ends_s - time.monotonic()
+        events = read_events(self._run.path)
+        if self._user_stop:
+            return self._finish(self._stopped_by_user(events))
+        end = continuing.end_of_allocation(
+            events,
+            self._number,
+            views=self._views,
+            restart_count=self._restart_count,
+            seconds_left=left_s,
+            terminated=self._kill_by_s is not None,
+            srun_exit_code=srun_exit_code,
+            bad_task=continuing.first_bad_task(srun_said),
+        )
+        if isinstance(end, Finish):
+            return self._finish(end)
+        step, kept = self._progress()
+        progress = Progress(step=step, kept=kept)
+        self._ended(end.cause, end.reason, saved=end.saved, exit_code=end.exit_code, node=end.node, host=end.host)
+        chained = self._next_in_chain(events)
+        final = continuing.goes_on(self._plan, end, events, progress, chain_left=chained is not None)
+        if final is not None:
+            return self._finish(final)
+        return self._go_on(end, chained)
+
+    def _result_code(self) -> int:
+        result = parse_object(self._run.result.read_bytes()) or {}
+        code = result.get("exit_code")
+        reason, cause = str(result.get("reason", "")), str(result.get("cause", ""))
+        self._ended(Cause(cause) if cause in set(Cause) else Cause.DONE, reason, exit_code=_int(code))
+        return _int(code)
+
+    def _stopped_by_user(self, events: Sequence[Mapping[str, object]]) -> Finish:
+        stopped = next((event for event in reversed(events) if event["event"] == "stopped"), {})
+        code = stopped.get("exit_code")
+        lost = self._user_stop == "the launcher was killed"
+        cause = Cause.LAUNCHER_LOST if lost else Cause.CANCELLED
+        return Finish(RunState.CANCELLED, cause, _int(code, 128 + signal.SIGTERM), self._user_stop)
+
+    def _next_in_chain(self, events: Sequence[Mapping[str, object]]) -> str | None:
+        """The job that waits for the end of this one."""
+        chain = next((event.get("chain") for event in reversed(events) if event.get("chain")), None)
+        refs = [str(ref) for ref in chain] if isinstance(chain, list) else []
+        own = f"slurm:{self._job}"
+        return refs[refs.index(own) + 1] if own in refs[:-1] else None
+
+    def _go_on(self, end: AllocationEnd, chained: str | None) -> int:
+        how = self._slurm.continue_how
+        ref = chained if how == "chain" else f"slurm:{self._job}"
+        try:
+            if how == "resubmit":
+                ref = f"slurm:{scheduler.submit(self._slurm.script, self._array_flags(), cwd=str(self._run.slurm))}"
+            elif how == "requeue" and not end.requeued_already:
+                self._went_on(how, end, ref)
+                scheduler.requeue(self._job)
+                return self._wait_for_the_end()
+        except SchedulerError as error:
+            return self._not_gone_on(end, how, error)
+        self._went_on(how, end, ref)
+        return self._wait_for_the_end() if end.requeued_already else 0
+
+    def _went_on(self, how: str, end: AllocationEnd, ref: str | None) -> None:
+        self._events.write("requeued", allocation=self._number, how=how, cause=end.cause.value, ref=ref)
+        saved = "saved" if end.saved else "from the newest checkpoint"
+        _say(self._run, f"{end.reason}: goes on in another allocation ({how}, {saved})")
+
+    def _not_gone_on(self, end: AllocationEnd, how: str, error: SchedulerError) -> int:
+        if error.unreachable:
+            # This node may be cut off, and SLURM requeue the job by itself: a last word from here would be wrong.
+            _say(self._run, f"{end.reason}; {how} failed: {error}; if SLURM does not requeue the job, launch resume")
+            return 1
+        reason = f"{end.reason}; {how} was refused: {error}"
+        state = continuing.NOT_CONTINUED[end.cause]
+        return self._finish(Finish(state, end.cause, end.exit_code, reason))
+
+    def _array_flags(self) -> list[str]:
+        task = os.environ.get("SLURM_ARRAY_TASK_ID")
+        return [f"--array={task}"] if task else []
+
+    def _wait_for_the_end(self) -> int:
+        """SLURM ends what is requeued; who leaves before that might count as completed."""
+        deadline_s = time.monotonic() + _REQUEUE_WAIT_S
+        while time.monotonic() < deadline_s:
+            ready, _, _ = select.select([self._signals], [], [], deadline_s - time.monotonic())
+            if ready and signal.SIGTERM in os.read(self._signals, 64):
+                break
+        return 0
+
+    def _finish(self, finish: Finish) -> int:
+        """The run is over, and nobody else has said it."""
+        if not self._said_end:
+            self._ended(finish.cause, finish.reason, exit_code=finish.exit_code)
+        fields = {"state": finish.state.value, "cause": finish.cause.value, "exit_code": finish.exit_code}
+        self._events.write("finished", **fields, reason=finish.reason)
+        events = read_events(self._run.path)
+        attempts = [event["attempt"] for event in events if event["event"] == "attempt_started"]
+        restarts = [event["restarts"] for event in events if event["event"] == "restarting"]
+        attempt, restart = max(attempts, default=0), max(restarts, default=0)
+        write_result(self._run, self._plan, finish, attempt=attempt, restarts=restart, first=None)
+        _say(self._run, f"{finish.state.value}: {finish.reason}")
+        print(f"launch: {finish.state.value}: {finish.reason}", file=sys.stderr)
+        return finish.exit_code
+
+    def _ended(
+        self, cause: Cause, reason: str, *, exit_code: int, saved: bool = False, node: int | None = None, host: str = ""
+    ) -> None:
+        self._said_end = True
+        fields = {"cause": cause.value, "reason": reason, "saved": saved, "exit_code": exit_code}
+        place = {"node": node, "host": host, **self._progress_fields()}
+        self._events.write("allocation_ended", allocation=self._number, job=self._job, **fields, **place)
+
+    def _progress_fields(self) -> dict[str, object]:
+        step, kept = self._progress()
+        return {"step": step, "kept": kept}
+
+    def _progress(self) -> tuple[int | None, str]:
+        """The newest step that is known, and a mark of the newest checkpoint."""
+        attempts = [event["attempt"] for event in read_events(self._run.path) if event["event"] == "attempt_started"]
+        steps = [step for attempt in set(attempts) if (step := newest_step(self._run, attempt)) is not None]
+        newest = newest_checkpoint(self._run, self._plan)
+        return max(steps, default=None), "" if newest is None else _mark(newest)
+
+
+def _mark(checkpoint: Path) -> str:
+    try:
+        return f"{checkpoint.name}:{checkpoint.stat().st_mtime_ns}"
+    except OSError:
+        return checkpoint.name
+
+
+def _int(value: object, default: int = 0) -> int:
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() else default
+    return value if isinstance(value, int) else default
+
+
+def job_ident(env: Mapping[str, str]) -> str:
+    """The job in SLURM's words; of an array, `JOB_TASK`."""
+    array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else env.get("SLURM_JOB_ID", "?")
+
+
+def refuse_heterogeneous(env: Mapping[str, str]) -> None:
+    """A job of several components has several lists of nodes. Raises BatchError."""
+    found = sorted(name for name in env if name == "SLURM_HET_SIZE" or "_HET_GROUP_" in name or "_PACK_GROUP_" in name)
+    if found:
+        raise BatchError(
+            f"this is a part of a heterogeneous job ({found[0]} is set), and all nodes of a run are alike: "
+            f"submit it as a job of its own"
+        )
+
+
+def choose_head(hosts: Sequence[str], interface: str) -> Head:
+    """An address of this node, the first, that the others reach, and a free port there. Raises BatchError."""
+    known = addresses.own_addresses()
+    address = "127.0.0.1" if len(hosts) == 1 and interface == "auto" else _head_address(hosts, interface, known)
+    name = addresses.interface_of(address, known)
+    if name is None:
+        raise BatchError(f"{address} leads to the other nodes, but is on no interface: {addresses.listed(known)}")
+    return Head(address=address, interface=name, holder=_hold_port(address))
+
+
+def _head_address(hosts: Sequence[str], interface: str, known: tuple[addresses.Address, ...]) -> str:
+    if interface != "auto":
+        found = next((each.address for each in known if each.interface == interface), None)
+        if found is None:
+            raise BatchError(
+                f"slurm.interface: {hosts[0]} has no interface {interface} with an address; it has "
+                f"{addresses.listed(known)}"
+            )
+        return found
+    tried = []
+    for peer in hosts[1:]:
+        for name in dict.fromkeys((*_node_address(peer), peer)):
+            if (address := addresses.leads_to(name)) is not None:
+                return address
+            tried.append(name)
+    own = next(iter(_node_address(hosts[0])), None)
+    if own is not None and addresses.interface_of(own, known) and not addresses.is_loopback(own):
+        return own
+    raise BatchError(
+        f"no address of {hosts[0]} leads to the other nodes (tried {', '.join(tried)}); it has "
+        f"{addresses.listed(known)}: name one with `slurm.interface`"
+    )
+
+
+def _node_address(host: str) -> tuple[str, ...]:
+    with contextlib.suppress(SchedulerError):
+        found = scheduler.node_address(host)
+        return (found,) if found else ()
+    return ()
+
+
+def _hold_port(address: str) -> socket.socket:
+    """A free port outside the range that the kernel gives to connections."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    low, high = _ephemeral()
+    ports = [port for port in _PORTS if not low <= port <= high] or list(range(1_025, low))
+    for port in random.sample(ports, min(_TRIES, len(ports))):
+        holder = socket.socket(family, socket.SOCK_STREAM)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind((address, port))
+        except OSError:
+            holder.close()
+            continue
+        return holder
+    raise BatchError(f"no free port was found at {address}")
+
+
+def _ephemeral() -> tuple[int, int]:
+    try:
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except OSError:
+        return 32_768, 60_999
+    return int(low), int(high)

@@ -1,0 +1,140 @@
+"""The words with SLURM on a node: every call of a SLURM command that the agent side makes is here, bounded in time.
+
+Fields are always named; nothing relies on a default format. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher.wording import first_line
+
+_LIMIT_S = 15.0
+_REQUEUE_LIMIT_S = 60.0
+_UNREACHABLE = re.compile(
+    r"[Uu]nable to contact|Connection (refused|timed out)|Socket timed out|Zero Bytes", re.IGNORECASE
+)
+
+
+class SchedulerError(Exception):
+    """What SLURM said, or that it did not."""
+
+    def __init__(self, text: str, *, unreachable: bool = False) -> None:
+        super().__init__(text)
+        self.unreachable = unreachable
+        """Nobody has decided anything: it may be otherwise in a minute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """What SLURM says of the job that this process is in."""
+
+    state: str
+    """RUNNING, COMPLETING, PENDING ..."""
+    reason: str = "None"
+    restarts: int = 0
+    preempted: bool = False
+    """Another job takes its place: it is in its grace time."""
+
+
+def job_view(job: str) -> JobView:
+    """Ask about a job. Raises SchedulerError."""
+    return read_job(_call("scontrol", "show", "job", "--oneliner", job))
+
+
+def read_job(text: str) -> JobView:
+    """Read `scontrol show job --oneliner`. A field that this version does not have counts as not set."""
+    fields = {name: value for name, value in re.findall(r"(?:^|\s)(\w+)=(\S*)", text)}  # noqa: C416 - the last one counts
+    restarts = fields.get("Restarts", "0")
+    return JobView(
+        state=fields.get("JobState", "UNKNOWN"),
+        reason=fields.get("Reason", "None"),
+        restarts=int(restarts) if restarts.isdecimal() else 0,
+        preempted=fields.get("PreemptTime", "None") not in ("None", "Unknown", "N/A", ""),
+    )
+
+
+def seconds_left(job: str) -> float | None:
+    """Until the time limit ends the job; None where it has none. Raises SchedulerError."""
+    return read_time_left(_call("squeue", "--noheader", "--jobs", job, "--format", "%L"))
+
+
+def read_time_left(text: str) -> float | None:
+    """Read `1-02:03:04`, `2:03:04`, `3:04`, or a word: UNLIMITED, NOT_SET, INVALID (it should have ended)."""
+    words = text.split()
+    if not words:
+        return None
+    if words[0] == "INVALID":
+        return 0.0
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", words[0])
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def host_names(nodelist: str) -> tuple[str, ...]:
+    """The names in a list of nodes. Raises SchedulerError."""
+    return tuple(_call("scontrol", "show", "hostnames", nodelist).split())
+
+
+def node_address(host: str) -> str | None:
+    """NodeAddr: what SLURM itself reaches a node by. Raises SchedulerError."""
+    match = re.search(r"(?:^|\s)NodeAddr=(\S+)", _call("scontrol", "show", "node", "--oneliner", host))
+    return match[1] if match else None
+
+
+def requeue(job: str) -> None:
+    """Put the job back into the queue, which also ends this allocation of it. Raises SchedulerError."""
+    _call("scontrol", "requeue", job, limit_s=_REQUEUE_LIMIT_S)
+
+
+def submit(script: str, flags: Sequence[str], *, cwd: str) -> str:
+    """Submit a batch script again, as from a login node; return the number of the job. Raises SchedulerError."""
+    said = _call(
+        "sbatch", "--parsable", *flags, stdin=script, env=outside(os.environ), cwd=cwd, limit_s=_REQUEUE_LIMIT_S
+    )
+    return said.strip().partition(";")[0]
+
+
+def outside(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what this job has added to it."""
+    return {name: value for name, value in env.items() if not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "PMI"))}
+
+
+def _call(
+    *argv: str,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    limit_s: float = _LIMIT_S,
+) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            env=env,
+            cwd=cwd,
+            timeout=limit_s,
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise SchedulerError(f"there is no `{argv[0]}` on this node") from None
+    except PermissionError as error:
+        raise SchedulerError(f"`{argv[0]}` cannot be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise SchedulerError(f"`{' '.join(argv[:3])}` gave no answer in {limit_s:g} s", unreachable=True) from None
+    if done.returncode != 0:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        text = f"`{' '.join(argv[:3])}`: {first_line(said)}"
+        raise SchedulerError(text, unreachable=bool(_UNREACHABLE.search(said)))
+    return done.stdout

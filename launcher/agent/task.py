@@ -1,0 +1,137 @@
+"""One node of a SLURM job: what srun starts there, once. It imports for the workers, forks the agent, and sees it out.
+
+What keeps a node from joining ends the run: the node says so in an event (`node_failed`) and leaves with a code that
+makes srun end the other tasks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from launcher import redact
+from launcher.agent import addresses, allocation, binding, channel, proc, scratch, zygote
+from launcher.agent.allocation import Allocation
+from launcher.agent.binding import NodeError
+from launcher.agent.logs import LineFile
+from launcher.agent.node_setup import SetupFailed, SetupStopped, environment_after, next_start, run_setup
+from launcher.agent.supervisor import ENGINE, STOP_SIGNALS, Supervisor, hear_signals
+from launcher.planning.plan import Plan
+from launcher.runs.events import EventWriter
+from launcher.runs.rundir import RunDir
+from launcher.runs.states import Cause
+
+
+def run_task(run: RunDir, *, setup_done: bool = False) -> NoReturn:
+    """Run the agent of this node and exit when it has ended: 0 in order, else with what ends the job."""
+    # Nobody is to die of a warning that SLURM was asked to send: the agent decides what it means.
+    signals = hear_signals((signal.SIGUSR1, signal.SIGUSR2))
+    proc.adopt_orphans()
+    sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    except OSError as error:
+        sys.exit(f"launch: {host} does not see the run directory: {run.plan}: {error.strerror}")
+    redact.remember(plan.secrets)
+    node = -1
+    try:
+        node = binding.node_index(os.environ, len(plan.nodes))
+        place = _place()
+        if plan.setup and not setup_done:
+            _set_up(plan, run, signals)
+        code = _serve(plan, run, node, host, place=place, signals=signals)
+    except NodeError as error:
+        code = _fail(run, node, host, error)
+    finally:
+        scratch.clear()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _place() -> Allocation:
+    try:
+        return allocation.from_environment(os.environ, now_s=time.monotonic())
+    except ValueError as error:
+        raise NodeError(str(error)) from None
+
+
+def _serve(plan: Plan, run: RunDir, node: int, host: str, *, place: Allocation, signals: int) -> int:
+    try:
+        if plan.forks_workers:
+            zygote.preload(ENGINE)
+        _say_who(plan, node, host)
+        known = addresses.own_addresses()
+        cpus = os.sched_getaffinity(0)
+        bound = binding.bind(plan, node, env=os.environ, host=host, head=place.head[0], cpus=cpus, known=known)
+        for warning in bound.warnings:
+            LineFile(run.console).write(f"launch | {warning}\n".encode())
+        scratch.sweep()
+        scratch.make(run.run_id, base=_scratch(plan.scratch))
+        listener = _listen(place) if node == 0 else None
+        zygote.preload((plan.worker.preload or ()) if plan.forks_workers else ())
+    except zygote.PreloadError as error:
+        where = f"{sys.executable} on this node" if error.__cause__ is None else f"by {sys.executable}"
+        raise NodeError(f"{error} ({where})", cause=Cause.USAGE) from error
+    return Supervisor(bound.plan, run, listener, signals, nodes=(node,), allocation=place).run()
+
+
+def _say_who(plan: Plan, node: int, host: str) -> None:
+    """The first line of a node: which interpreter this is, and which torch."""
+    torch = sys.modules.get("torch")
+    version = f"torch {torch.__version__}" if torch is not None else "torch is the workers' own"
+    print(f"launch: node {node} is {host}: python {sys.version.split()[0]} in {sys.prefix}, {version}", flush=True)
+
+
+def _listen(place: Allocation) -> socket.socket:
+    """Where the other agents come to; the batch side has chosen it, on this node."""
+    try:
+        return channel.listen(*place.head)
+    except OSError as error:
+        address = f"{place.head[0]}:{place.head[1]}"
+        raise NodeError(f"the head agent cannot listen at {address}, which the batch side chose: {error}") from None
+
+
+def _scratch(folder: str | None) -> str | None:
+    """The folder for temporary files, as bash here expands it. Raises NodeError where there is none."""
+    if folder is None:
+        return None
+    text = folder.replace("\\", "\\\\").replace('"', '\\"')
+    done = subprocess.run(["bash", "-c", f'printf %s "{text}"'], capture_output=True, text=True, check=False)
+    found = done.stdout
+    if done.returncode or not found or not Path(found).is_dir() or not os.access(found, os.W_OK):
+        said = f": {done.stderr.strip()}" if done.stderr.strip() else ""
+        raise NodeError(f"scratch: {folder} is {found or 'nothing'} here, and no folder to write to{said}")
+    return found
+
+
+def _set_up(plan: Plan, run: RunDir, signals: int) -> NoReturn:
+    """Run the plan's `setup` here, then start this process again in the environment that it leaves."""
+    end = run_setup(plan.setup, run, cwd=plan.worker.cwd, signals=signals, stop_signals=STOP_SIGNALS, watch_fd=None)
+    if isinstance(end, SetupFailed):
+        raise NodeError(str(end), cause=Cause.SETUP, exit_code=end.exit_code)
+    if isinstance(end, SetupStopped):
+        os._exit(128 + (end.signum or signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a stop that comes now waits for the handlers of the next
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    os.execve(sys.executable, next_start(sys.orig_argv, watch_fd=None), environment_after(dict(os.environb), end))
+
+
+def _fail(run: RunDir, node: int, host: str, error: NodeError) -> int:
+    """Say why this node cannot take part, in the record of the run and to whoever reads SLURM's output."""
+    fields = {"cause": error.cause.value, "exit_code": error.exit_code, "message": str(error)}
+    EventWriter(run.path, f"node-{node}" if node >= 0 else f"task-{host}").write(
+        "node_failed", node=node, host=host, **fields
+    )
+    text = f"node {node} ({host}): {error}"
+    LineFile(run.console).write(f"launch | {text}\n".encode(errors="backslashreplace"))
+    print(f"launch: {text}", file=sys.stderr)
+    return error.exit_code
