@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.planning.codeplan import code_text
 from launcher.planning.program import JOB_MODULE
+from launcher.planning.slurm import FIRST_ONLY, ends_text
 from launcher.planning.worker_env import worker_env
 from launcher.wording import count, ranges
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
-    from launcher.planning.plan import EnvVar, NodePlan, Plan
+    from launcher.planning.plan import EnvVar, NodePlan, Plan, SlurmPlan
 
 MANY_NODES = 8
 """Beyond this many, the first two and the last stand for all."""
@@ -33,12 +34,51 @@ def render_plan(plan: Plan, facts: Facts | None = None, *, verbose: bool = False
         _titled("Values" if verbose else "Values that are set or chosen (-v: all)", _values(plan, verbose=verbose)),
         _titled("Environment of the workers", _environment(plan, verbose=verbose)),
         _titled("Limits", _limits(plan)),
-        _titled("Before, on each node, by `bash -euo pipefail`", _setup(plan)),
-        _titled("Agent", [shlex.join(plan.agent_argv)]),
-        _titled("The same by hand, one line per node", _some(plan.torchrun)),
+        _titled("Once, where `launch` is called, by `bash -euo pipefail`", _lines(plan.prepare)),
+        _titled("Before, on each node, by `bash -euo pipefail`", _lines(plan.setup)),
+        *_started_by(plan),
         _titled("Notes", [f"- {note}" for note in plan.notes]),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _started_by(plan: Plan) -> list[list[str]]:
+    """The commands: of the agents, and the same by hand."""
+    slurm = plan.slurm
+    if slurm is None:
+        return [
+            _titled("Agent", [shlex.join(plan.agent_argv)]),
+            _titled("The same by hand, one line per node", _some(plan.torchrun)),
+        ]
+    once = [f"{flag.flag}={flag.value}" for flag in slurm.flags if flag.flag in FIRST_ONLY]
+    blocks = [_titled("Job", _job(plan, slurm))]
+    if slurm.script:
+        blocks.append(
+            _titled(f"Batch script, submitted by `{shlex.join(['sbatch', *once])}`", slurm.script.splitlines())
+        )
+    else:
+        blocks.append(_titled("Batch side, on this machine", [shlex.join(plan.agent_argv)]))
+    return [
+        *blocks,
+        _titled("It starts one agent per node by", [shlex.join(slurm.srun)]),
+        _titled("The same by hand, inside an allocation", plan.torchrun),
+    ]
+
+
+def _job(plan: Plan, slurm: SlurmPlan) -> list[str]:
+    flags = [[f"{flag.flag}={flag.value}" if flag.value else flag.flag, flag.key] for flag in slurm.flags]
+    then = [["ends", ends_text(slurm)]]
+    if slurm.chain:
+        then.append(["jobs", f"{slurm.chain} at once, each after the one before"])
+    limits = plan.limits
+    most = [
+        *([f"{_seconds(limits.wall_s)} with workers"] if limits.wall_s is not None else []),
+        *([f"{limits.gpu_hours:g} GPU hours"] if limits.gpu_hours is not None else []),
+        *([f"until {plan.recipe['limits']['until']}"] if limits.until_s is not None else []),
+    ]
+    if most:
+        then.append(["in all", ", ".join(most)])
+    return [*_table(flags), *_table(then)]
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[str]:
@@ -83,8 +123,10 @@ def how_started(plan: Plan) -> str:
 
 
 def _where(plan: Plan) -> str:
-    if plan.executor != "local":
-        return plan.executor
+    if plan.slurm is not None:
+        partition = next((flag.value for flag in plan.slurm.flags if flag.flag == "--partition"), None)
+        place = f"partition {partition}" if partition else "the default partition"
+        return "slurm: " + place if plan.slurm.script else "here: the allocation that this is in"
     return "local: " + (
         "this machine" if len(plan.nodes) == 1 else f"{len(plan.nodes)} nodes on this machine, {len(plan.nodes)} agents"
     )
@@ -103,13 +145,15 @@ def _few_nodes(plan: Plan) -> list[list[str]]:
 def _node(plan: Plan, node: NodePlan) -> list[str]:
     first = node.index * plan.nproc_per_node
     ranks = ranges(range(first, first + plan.nproc_per_node))
-    return [str(node.index), node.host, node.address, ranks, ranges(node.cpus) or "all", ranges(node.gpus) or "-"]
+    host, address = node.host or "-", node.address or "-"
+    return [str(node.index), host, address, ranks, ranges(node.cpus) or "all", ranges(node.gpus) or "-"]
 
 
 def _values(plan: Plan, *, verbose: bool) -> list[str]:
-    return _table(
-        [[item.key, _text(item.value), item.origin] for item in plan.values if verbose or item.origin != "default"]
-    )
+    shown = [item for item in plan.values if verbose or item.origin != "default"]
+    if plan.slurm is None:  # what a recipe says to SLURM stays in it, and counts elsewhere
+        shown = [item for item in shown if not item.key.startswith("slurm.")]
+    return _table([[item.key, _text(item.value), item.origin] for item in shown])
 
 
 def _environment(plan: Plan, *, verbose: bool) -> list[str]:
@@ -183,8 +227,8 @@ def _after_failure(plan: Plan) -> str:
     return "of the whole group; the script finds its own checkpoint"
 
 
-def _setup(plan: Plan) -> list[str]:
-    return [line for text in plan.setup for line in text.splitlines()]
+def _lines(texts: Sequence[str]) -> list[str]:
+    return [line for text in texts for line in text.splitlines()]
 
 
 def _some(lines: Sequence[str]) -> list[str]:

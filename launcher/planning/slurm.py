@@ -245,7 +245,7 @@ def _flags(recipe: Recipe, facts: Facts, job: Job, continuing: Continuing) -> It
     yield SbatchFlag(flag="--output", value=f"{escaped(job.run_dir)}/slurm/%j.log", key="plan")
     yield SbatchFlag(flag="--open-mode", value="append", key="plan")
     requeue = "--requeue" if continuing.how == "requeue" else "--no-requeue"
-    yield SbatchFlag(flag=requeue, value="", key="slurm.continue")
+    yield SbatchFlag(flag=requeue, value="", key="plan" if slurm.continue_ == "auto" else "slurm.continue")
     if slurm.begin is not None:
         yield SbatchFlag(flag="--begin", value=slurm.begin, key="slurm.begin")
     if facts.after_job is not None:
@@ -342,7 +342,7 @@ def _own_place(path: str) -> str | None:
 
 def ends_text(plan: SlurmPlan) -> str:
     """What ends an allocation, and what then, as a sentence without a full stop."""
-    limit = "the partition's time limit" if plan.time_s is None else f"after {duration(plan.time_s)}"
+    limit = "no time limit that is known here" if plan.time_s is None else f"after {duration(plan.time_s)}"
     then = {
         "requeue": "the same job is queued again and goes on from the last checkpoint",
         "resubmit": "a new job is submitted and goes on from the last checkpoint",

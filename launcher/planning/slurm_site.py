@@ -89,7 +89,8 @@ def _problem(plan: Plan, key: str, message: str, hint: str) -> Problem:
     """At the line that says it, where one does."""
     origin = next((value.origin for value in plan.values if value.key == key), "default")
     placed = origin != "default" and not origin.startswith("auto")
-    return Problem(where=origin if placed else key, message=message, hint=hint)
+    where = origin.removeprefix("override ").removeprefix("flag ") if placed else key
+    return Problem(where=where, message=message, hint=hint)
 
 
 def _listed(site: SlurmFacts) -> str:
