@@ -154,9 +154,8 @@ def test_it_writes_one_and_never_over_another(cluster: Path, launch: Launch) -> 
     assert path.read_text() == shown.out
     assert "launch RECIPE --on lab --dry-run" in said.out
     assert "  partition: cpu              # the default; or gpu\n  # it has no GPUs; gpu has\n" in path.read_text()
-    assert "# gpu 10 gpu:a100:4 64 500 GiB 12h00m requeue".split() in [
-        line.split() for line in path.read_text().splitlines()
-    ]
+    rows = [" ".join(line.split()) for line in path.read_text().splitlines()]
+    assert "# gpu 10 gpu:a100:4 64 500 GiB 12h00m requeue" in rows
     assert "# account: lab              # yours: lab; without it SLURM takes lab" in path.read_text()
     assert "says so already" in launch("init-site").out
 
