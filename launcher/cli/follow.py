@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from launcher.cli.screen import Screen, status_line
 from launcher.cli.status import expected_start
-from launcher.cli.story import Story
+from launcher.cli.story import Story, Watch
 from launcher.cli.summary import final_block, here
 from launcher.errors import ExitCode
-from launcher.executors.base import Executor, JobRef, Watcher
+from launcher.executors.base import Executor, JobRef
 from launcher.runs.events import read_events
 from launcher.runs.fold import RunRecord, fold
 from launcher.runs.follow import Tail
@@ -128,9 +128,9 @@ def watch_far(job: Job, inbox: SignalInbox) -> RunRecord:
     Over all allocations: from the queue to the end. Returns the record; the run goes on if that is not final.
     """
     screen, console, story = Screen(), job.console, Story()
-    watcher = Watcher(lambda ref: job.executor.observe(JobRef.parse(ref)))
+    looking = Watch(job.run, lambda ref: job.executor.observe(JobRef.parse(ref)))
     while True:
-        record = read_record(job.run, watcher)
+        record = looking.look()
         if told := story.lines(record, now_s=time.time()):
             screen.clear()
             print("\n".join(told), file=sys.stderr, flush=True)

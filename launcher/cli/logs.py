@@ -69,16 +69,14 @@ def _show(run: RunDir, paths: Sequence[Path]) -> None:
 
 def _follow(chosen: Callable[..., list[Path]], run: RunDir) -> None:
     """Show what is added to the chosen logs, those of later attempts too, until the run has ended."""
-    from launcher.cli.story import Story
-    from launcher.executors.base import Watcher
+    from launcher.cli.story import Story, Watch
     from launcher.runs.follow import Tail
-    from launcher.runs.load import read_record
 
-    watcher, story = Watcher(), Story()
+    watch, story = Watch(run), Story()
     tails: dict[Path, Tail] = {}
     shown: Path | None = None
     while True:
-        record = read_record(run, watcher)
+        record = watch.look()
         ended = record.state.is_final
         for line in story.lines(record, now_s=time.time()):
             print(line, file=sys.stderr, flush=True)

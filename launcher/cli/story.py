@@ -5,10 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.cli.status import expected_start
+from launcher.executors.base import Watcher, observe_job
+from launcher.runs.load import read_record
 from launcher.runs.queue import reason_text, short_hosts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.runs.fold import AllocationRecord, RunRecord
+    from launcher.runs.observed import Observation
+    from launcher.runs.rundir import RunDir
+
+
+class Watch:
+    """Looks at a run again and again: at its files each time, at its scheduler every few seconds."""
+
+    def __init__(self, run: RunDir, observe: Callable[[str], Observation] = observe_job) -> None:
+        self._run, self._watcher = run, Watcher(observe)
+        self._known: tuple[object, ...] = ()
+
+    def look(self) -> RunRecord:
+        """Where the run stands now."""
+        record = read_record(self._run, self._watcher)
+        # What SLURM said some seconds ago is no news of an allocation that has begun or ended since.
+        known = (record.ref, *((each["allocation"], each["ended_s"]) for each in record.allocations))
+        if record.queue is not None and known != self._known:
+            self._watcher.forget()
+            record = read_record(self._run, self._watcher)
+        self._known = known
+        return record
 
 
 class Story:

@@ -117,6 +117,10 @@ class Watcher:
             self._said[ref] = time.monotonic(), seen
         return seen
 
+    def forget(self) -> None:
+        """Ask again at once: something is known to have changed since."""
+        self._said.clear()
+
 
 def get_executor(name: str) -> Executor:
     """The executor of `--on NAME`. Raises RecipeError for an unknown one."""

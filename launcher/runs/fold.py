@@ -104,7 +104,9 @@ def fold(
         record = _with_result(record, result)
     if not record.state.is_final:
         record = _judge(record, seen, now_s)
-    if record.state.is_final or seen.alive is False or record.state in _WAITING:
+    if record.state in _WAITING:
+        return replace(record, workers=(), nodes=())
+    if record.state.is_final or seen.alive is False:
         record = replace(record, workers=(), nodes=_set_nodes(record, "ended"))
     return record
 
