@@ -12,6 +12,7 @@ unless it is detached. What `launch` would say on standard error is an exception
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
@@ -20,8 +21,9 @@ from typing import Any
 
 from launcher.errors import ExitCode, Problem, Refused
 from launcher.executors.base import Executor, JobRef, Watcher, get_executor, observe_job
-from launcher.road import Request, make_run, prepared, start
-from launcher.runs.create import record_event
+from launcher.preparation import prepare
+from launcher.road import Request, make_run, prepared, returns_at_once, start
+from launcher.runs.create import discard, record_event
 from launcher.runs.events import read_events
 from launcher.runs.find import find_run
 from launcher.runs.fold import RunRecord
@@ -121,7 +123,7 @@ class Run:
     @property
     def _is_local(self) -> bool:
         """Whether it was started here, so that it lives just as long as its process."""
-        return self._executor is not None and self._ref is not None and self._executor.name == "local"
+        return self._executor is not None and self._ref is not None and self._executor.name in ("local", "here")
 
     def _is_running(self, watcher: Watcher | None = None) -> bool:
         if self._is_local and self._executor is not None and self._ref is not None:
@@ -168,7 +170,7 @@ def run(
         name: First part of the run id.
         on: Where to run.
         runs_dir: Where the run directory is made.
-        detached: The run goes on when this process ends.
+        detached: The run goes on when this process ends. On SLURM it always does.
         wait: Return when the run has ended.
     """
     _refuse_other_than_texts("args", args)
@@ -187,6 +189,12 @@ def run(
     )
     with prepared(request, warm=True) as ready:
         folder = make_run(ready, command=["launcher.run", request.target, *request.overrides, "--", *args])
+        try:
+            prepare(ready.plan, folder, show=lambda line: print(f"prepare | {line}", file=sys.stderr))
+        except Refused:
+            discard(folder)
+            raise
+        detached = detached or returns_at_once(ready.executor)
         ref = start(ready.plan, folder, ready.executor, attached=not detached)
     started = Run(folder, ready.executor, ref)
     if not detached:

@@ -11,7 +11,7 @@ from launcher.planning.codeplan import code_text
 from launcher.planning.program import JOB_MODULE
 from launcher.planning.slurm import FIRST_ONLY, ends_text
 from launcher.planning.worker_env import worker_env
-from launcher.wording import count, ranges
+from launcher.wording import count, duration, ranges
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -72,7 +72,7 @@ def _job(plan: Plan, slurm: SlurmPlan) -> list[str]:
         then.append(["jobs", f"{slurm.chain} at once, each after the one before"])
     limits = plan.limits
     most = [
-        *([f"{_seconds(limits.wall_s)} with workers"] if limits.wall_s is not None else []),
+        *([f"{duration(limits.wall_s)} with workers"] if limits.wall_s is not None else []),
         *([f"{limits.gpu_hours:g} GPU hours"] if limits.gpu_hours is not None else []),
         *([f"until {plan.recipe['limits']['until']}"] if limits.until_s is not None else []),
     ]

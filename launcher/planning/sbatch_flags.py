@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
 from launcher.planning.topology import Finding
-
-if TYPE_CHECKING:
-    from launcher.recipe.schema import Scalar
 
 PROTECTED: Mapping[str, str] = {
     "account": "use slurm.account",
@@ -134,9 +130,9 @@ ALLOWED = frozenset(
 """The other long options, of SLURM 20.02 to 25.05."""
 
 
-def sbatch_findings(given: Mapping[str, Scalar | None]) -> Iterator[Finding]:
+def sbatch_findings(given: Iterable[str]) -> Iterator[Finding]:
     """What is wrong with `slurm.sbatch`."""
-    for name, value in given.items():
+    for name in given:
         key = f"slurm.sbatch.{name}"
         if name.startswith("-"):
             yield Finding(key, f"{key}: names stand here without dashes", f"write {name.lstrip('-')}")
@@ -147,5 +143,3 @@ def sbatch_findings(given: Mapping[str, Scalar | None]) -> Iterator[Finding]:
             close = difflib.get_close_matches(name.replace("_", "-"), [*ALLOWED, *PROTECTED], n=1)
             hint = f"did you mean {close[0]}?" if close else "the long names of `sbatch --help`, without dashes"
             yield Finding(key, f"{key}: sbatch has no option --{name}", hint)
-        elif isinstance(value, str) and not value.isprintable():
-            yield Finding(key, f"{key}: {value!r} cannot stand in a line `#SBATCH`", "one line of printable characters")

@@ -25,6 +25,8 @@ STOP_MARGIN_S = 5.0
 LEAST_GRACE_S = 5.0
 FIRST_ONLY = ("--begin", "--dependency", "--kill-on-invalid-dep")
 """Flags of the first submission alone, on the command line: a script that is submitted again does not have them."""
+_TEXTS = ("partition", "account", "qos", "constraint", "reservation", "gres", "begin")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)\}?")
 _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 _AMOUNT = re.compile(r"\d+(\.\d+)?[KMGT]?B?", re.IGNORECASE)
 
@@ -65,9 +67,7 @@ def plan_slurm(recipe: Recipe, facts: Facts, job: Job, remarks: Remarks) -> Slur
     remarks.problems += _memory_findings(recipe, job)
     remarks.problems += _text_findings(recipe)
     continuing = continue_run(recipe, facts, job, remarks)
-    flags = (*_flags(recipe, facts, job, continuing), *_sbatch_extras(recipe))
-    partition = partition_of(recipe, facts)
-    time_s = _time_s(recipe, partition)
+    flags = () if job.inside else (*_flags(recipe, facts, job, continuing), *_sbatch_extras(recipe))
     plan = SlurmPlan(
         flags=flags,
         script="" if job.inside else _script(recipe, facts, job, flags, remarks),
@@ -75,7 +75,7 @@ def plan_slurm(recipe: Recipe, facts: Facts, job: Job, remarks: Remarks) -> Slur
         continue_how=continuing.how,
         continue_reason=continuing.reason,
         chain=continuing.chain,
-        time_s=time_s,
+        time_s=None if job.inside else _time_s(recipe, partition_of(recipe, facts)),
         kill_wait_s=kill_wait_s(facts),
         cpus_per_node=job.shape.cpus,
         gpus_per_node=job.shape.gpus,
@@ -262,6 +262,8 @@ def _sbatch_extras(recipe: Recipe) -> Iterator[SbatchFlag]:
 
 
 def _script(recipe: Recipe, facts: Facts, job: Job, flags: Sequence[SbatchFlag], remarks: Remarks) -> str:
+    if remarks.problems:
+        return ""  # it would only say the same in other words
     try:
         return batch_script(
             facts.template,
@@ -271,7 +273,7 @@ def _script(recipe: Recipe, facts: Facts, job: Job, flags: Sequence[SbatchFlag],
             flags=(flag for flag in flags if flag.flag not in FIRST_ONLY),
         )
     except TemplateError as error:
-        line = "" if error.line is None else f", line {error.line}"
+        line = "" if error.line is None else f": line {error.line}"
         where = recipe.slurm.template or "the shipped template"
         remarks.problems.append(
             Finding("slurm.template", f"slurm.template: {where}{line}: {error.message}", error.hint)
@@ -295,10 +297,24 @@ def _memory_findings(recipe: Recipe, job: Job) -> Iterator[Finding]:
 
 
 def _text_findings(recipe: Recipe) -> Iterator[Finding]:
-    for name in ("partition", "account", "qos", "constraint", "reservation", "gres", "begin"):
-        value = getattr(recipe.slurm, name)
-        if value is not None and (not value.isprintable() or not value.strip()):
-            yield Finding(f"slurm.{name}", f"slurm.{name}: {value!r} cannot stand in a line `#SBATCH`", "one word")
+    """What SLURM would take for something else: no shell reads a line `#SBATCH`, nor the arguments of srun."""
+    slurm = recipe.slurm
+    given = {f"slurm.{name}": getattr(slurm, name) for name in _TEXTS}
+    given |= {f"slurm.sbatch.{name}": value for name, value in slurm.sbatch.items()}
+    if slurm.container is not None:
+        given["slurm.container.image"] = slurm.container.image
+        for name in ("mounts", "args"):
+            texts = getattr(slurm.container, name)
+            given |= {f"slurm.container.{name}.{index}": text for index, text in enumerate(texts)}
+    for key, value in given.items():
+        if not isinstance(value, str):
+            continue
+        if not value.isprintable() or not value.strip():
+            yield Finding(key, f"{key}: {value!r} cannot be given to SLURM", "one line of printable characters")
+        elif (variable := _VARIABLE.search(value)) is not None:
+            name = variable[1]
+            hint = f"${{oc.env:{name}}} is filled in when the recipe is read"
+            yield Finding(key, f"{key}: no shell will fill in {variable[0]} in {value!r}", hint)
 
 
 def _time_s(recipe: Recipe, partition: Partition | None) -> float | None:
@@ -321,6 +337,9 @@ def _cancels(partition: Partition, facts: SlurmFacts | None) -> bool:
 def _notes(recipe: Recipe, facts: Facts, job: Job, plan: SlurmPlan) -> Iterator[str]:
     """What a user should know of the job."""
     if job.inside:
+        has = 0 if facts.allocation is None else facts.allocation.nodes
+        if has > recipe.resources.nodes:
+            yield f"{recipe.resources.nodes} of the {has} nodes of the allocation are used: --nodes {has} takes all"
         return
     if facts.slurm is None:
         yield "there is no SLURM on this machine: partition, limits and time were not checked"
@@ -342,6 +361,8 @@ def _own_place(path: str) -> str | None:
 
 def ends_text(plan: SlurmPlan) -> str:
     """What ends an allocation, and what then, as a sentence without a full stop."""
+    if not plan.script:
+        return f"with the allocation; then the run ends ({plan.continue_reason})"
     limit = "no time limit that is known here" if plan.time_s is None else f"after {duration(plan.time_s)}"
     then = {
         "requeue": "the same job is queued again and goes on from the last checkpoint",

@@ -1,7 +1,7 @@
 """Recipe + facts -> plan and dry run, word for word. Accept a change with `pytest tests/golden --force-regen`.
 
 A case is a folder: `recipe.yaml` (none: `launch script.py`), `facts.json`, perhaps `options.json`
-{overrides, flags, script, args, verbose}; what comes out is `plan.json` and `dry_run.txt`, or `problems.txt`.
+{overrides, flags, script, args, verbose, executor}; what comes out is `plan.json` and `dry_run.txt`, or `problems.txt`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def load_case(case: Path, options: dict[str, Any]) -> LoadedRecipe:
     else:
         loaded = load_recipe(Path("recipe.yaml"), overrides, flags=flags)
     paths = {name: getattr(loaded.recipe, name) for name in ("script", "workdir", "runs_dir", "python")}
-    moved = {name: _moved(case, path) for name, path in paths.items() if path is not None}
+    moved: dict[str, Any] = {name: _moved(case, path) for name, path in paths.items() if path is not None}
+    if (template := loaded.recipe.slurm.template) is not None:
+        moved["slurm"] = loaded.recipe.slurm.model_copy(update={"template": _moved(case, template)})
     return dataclasses.replace(
         loaded,
         recipe=loaded.recipe.model_copy(update=moved),
@@ -54,10 +56,13 @@ def _moved(case: Path, path: str) -> str:
 def plan_case(case: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Facts, dict[str, Any]]:
     monkeypatch.chdir(case)
     monkeypatch.setattr("launcher.planning.plan.AGENT_START", "/opt/launcher/agent/start.py")
+    monkeypatch.setattr("launcher.__version__", "1.2.3")
     file = case / "options.json"
     options = json.loads(file.read_text()) if file.exists() else {}
     facts = facts_from_json((case / "facts.json").read_text())
-    return make_plan(load_case(case, options), facts, run_id="r0", runs_dir="runs"), facts, options
+    executor = options.get("executor", "local")
+    plan = make_plan(load_case(case, options), facts, run_id="r0", runs_dir="runs", executor=executor)
+    return plan, facts, options
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
