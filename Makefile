@@ -1,5 +1,5 @@
 # The menu. Each target sets up what it needs, in any order, from a clean clone.
-# Nothing goes outside .venv and build/ but `test-deps`, which installs system packages (as root).
+# Nothing goes outside .venv and build/ but `test-deps` and `slurm-demo`, which install system packages (as root).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -7,13 +7,15 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
+comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+RUNS := $(VENV)/.runs
 PYTEST := $(BIN)/python -m pytest -q
 PARALLEL ?= 2
 
-.PHONY: help install demo test test-quick test-faults bench lint schema constraints test-deps clean
+.PHONY: help install demo slurm-demo test test-quick test-faults bench lint schema constraints test-deps clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -21,20 +23,33 @@ help:  ## this list
 install: $(INSTALLED)  ## .venv with the launcher, PyTorch and the tools of development
 
 # .installing is there from the making of .venv to the end of the first installation: what was interrupted is begun anew.
+# $(1): the extras that are installed.
+define install-into-venv
+@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("launcher needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+@if [ -e $(VENV)/.installing ]; then rm -rf $(VENV); fi
+@has_pip() { $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
+if ! has_pip; then $(PYTHON) -m venv $(VENV); has_pip || $(PYTHON) -m venv --clear $(VENV); touch $(VENV)/.installing; fi
+@echo "installing into $(VENV) (PyTorch among it: a few minutes; with its CUDA libraries some GB)"
+@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	--config-settings editable_mode=compat -e '.[$(1)]'
+@rm -f $(VENV)/.installing
+endef
+
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("launcher needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
-	@if [ -e $(VENV)/.installing ]; then rm -rf $(VENV); fi
-	@has_pip() { $(BIN)/python -m pip --version >/dev/null 2>&1; }; \
-	if ! has_pip; then $(PYTHON) -m venv $(VENV); has_pip || $(PYTHON) -m venv --clear $(VENV); touch $(VENV)/.installing; fi
-	@echo "installing into $(VENV) (PyTorch among it: a few minutes; with its CUDA libraries some GB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		--config-settings editable_mode=compat -e '.[train,dev]'
-	@rm -f $(VENV)/.installing
+	$(call install-into-venv,train$(comma)dev)
+	@touch $@ $(RUNS)
+
+# What a run needs, without the tools of development.
+$(RUNS): pyproject.toml constraints.txt
+	$(call install-into-venv,train)
 	@touch $@
 
 demo: install  ## train on handwritten digits, on two nodes (both on this machine)
 	$(BIN)/launch recipes/mnist_ddp.yaml --nodes 2 --on local
 	@command -v launch >/dev/null || echo "       where there is no \`launch\` yet:  source $(BIN)/activate"
+
+slurm-demo:  ## as root: a real SLURM on this machine, and a run of two nodes on it; asks before it installs packages
+	@PYTHON=$(PYTHON) slurm/demo
 
 # Tests that start real processes are not run side by side: on few cores they would only wait for each other.
 test: install  ## every test that this machine can run; the last lines say what it cannot, and why
@@ -58,9 +73,9 @@ lint: install  ## ruff, mypy --strict, the layers of the house, shellcheck
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck .ci/run
+	$(BIN)/shellcheck .ci/run slurm/demo
 
-schema: install  ## write launcher/recipe/schema.json anew, after a change of the recipe
+schema: install  ## write the JSON Schemas of recipes and profiles anew, after a change of the recipe
 	$(BIN)/python -m launcher.recipe.jsonschema
 
 constraints:  ## write constraints.txt anew: the newest versions of everything but torch
@@ -77,8 +92,10 @@ test-deps:  ## as root: the system packages that tests need, if they are missing
 	@missing=""; \
 	command -v ip >/dev/null || missing="$$missing iproute2"; \
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	if slurm=$$($(PYTHON) slurm/cluster check); then missing="$$missing $$slurm"; fi; \
+	missing=$$(echo $$missing); \
 	if [ -z "$$missing" ]; then echo "test-deps: nothing is missing"; \
-	elif [ "$$(id -u)" -ne 0 ]; then echo "test-deps: missing:$$missing (run it as root to install)"; \
+	elif [ "$$(id -u)" -ne 0 ]; then echo "test-deps: missing: $$missing (run it as root to install)"; \
 	else apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing; fi
 
 clean:  ## remove .venv, build/ and caches; runs are kept

@@ -9,11 +9,10 @@ from pathlib import Path
 from testcluster.layout import Cluster, ClusterError
 from testcluster.network import processes_in
 
-INSTALL = (
-    "apt-get install -y --no-install-recommends "
-    "slurm-wlm slurmctld slurmd slurm-client munge slurmdbd mariadb-server iproute2"
-)
-"""For Debian and Ubuntu."""
+PACKAGES = ("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
+"""Of Debian and Ubuntu."""
+PACKAGES_OF_ACCOUNTING = ("slurmdbd", "mariadb-server")
+INSTALL = f"apt-get install -y --no-install-recommends {' '.join(PACKAGES + PACKAGES_OF_ACCOUNTING)}"
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare", "mount")
 _PROGRAMS_OF_ACCOUNTING = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb", "mariadb-install-db")
 _PLACES_OF_CONFIGURATION = ("etc/slurm*/slurm.conf", "usr/local/etc/slurm.conf", "usr/local/etc/slurm*/slurm.conf")
@@ -25,6 +24,13 @@ def missing_programs(*, accounting: bool) -> list[str]:
     return [name for name in wanted if find_program(name) is None]
 
 
+def missing_packages(*, accounting: bool) -> tuple[str, ...]:
+    """All that are needed, where anything is missing: those that are there are not installed again."""
+    if not missing_programs(accounting=accounting):
+        return ()
+    return PACKAGES + (PACKAGES_OF_ACCOUNTING if accounting else ())
+
+
 def find_program(name: str) -> str | None:
     """Where a program is; daemons are often not on the PATH."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin")
@@ -32,12 +38,19 @@ def find_program(name: str) -> str | None:
 
 def refuse(cluster: Cluster) -> None:
     """Raise where a test cluster would be in the way of a real one, or cannot be."""
-    if (other := _real_slurm(cluster)) is not None:
-        raise ClusterError(f"a real SLURM is configured here: {other}. A test cluster would be in its way; not started")
+    refuse_real(cluster)
     if os.geteuid() != 0:
         raise ClusterError("needs root: namespaces and daemons of many users. Try it with sudo, or in a container")
     if missing := missing_programs(accounting=cluster.accounting):
-        raise ClusterError(f"not installed: {', '.join(missing)}. As root:\n    apt-get update; {INSTALL}")
+        packages = " ".join(missing_packages(accounting=cluster.accounting))
+        install = f"apt-get update; apt-get install -y --no-install-recommends {packages}"
+        raise ClusterError(f"not installed: {', '.join(missing)}. As root:\n    {install}")
+
+
+def refuse_real(cluster: Cluster) -> None:
+    """Raise where a test cluster would be in the way of a real one."""
+    if (other := _real_slurm(cluster)) is not None:
+        raise ClusterError(f"a real SLURM is configured here: {other}. A test cluster would be in its way; not started")
 
 
 def _real_slurm(cluster: Cluster) -> str | None:

@@ -1,4 +1,4 @@
-"""The command line: up, down, status, run."""
+"""The command line: up, down, status, run; and what breaks things: cut, mend, stop, start."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--scratch", type=Path, help=f"a new folder for all its files (default: {default_scratch()})")
     up.add_argument("--no-accounting", action="store_true", help="without slurmdbd and its database, as many sites are")
     up.add_argument("--nodes", type=int, default=4, help="how many (default: 4)")
+    up.add_argument("--max-array-size", type=int, default=1001, help="of job arrays (default: 1001, as SLURM has it)")
     up.set_defaults(command=_up)
     down = commands.add_parser("down", help="end it and its jobs, and remove all its files")
     down.add_argument("--scratch", type=Path, help="of a cluster that is not up any more")
@@ -54,6 +55,18 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a command that sees the cluster, as on its login node")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="CMD...")
     run.set_defaults(command=_run)
+    check = commands.add_parser("check", help="print the packages that are missing; exit code 2 where SLURM is real")
+    check.add_argument("--no-accounting", action="store_true", help="as of `up`")
+    check.set_defaults(command=_check)
+    for name, does in (("cut", "cut a node off from the network"), ("mend", "put it back on")):
+        link = commands.add_parser(name, help=does)
+        link.add_argument("node", metavar="NODE")
+        link.set_defaults(command=_link)
+    stop = commands.add_parser("stop", help="end a daemon at once: slurmdbd, slurmctld, slurmd.n2 ...")
+    stop.add_argument("daemon", metavar="DAEMON")
+    stop.set_defaults(command=_stop)
+    start = commands.add_parser("start", help="start the daemons that do not run")
+    start.set_defaults(command=_start)
     return parser
 
 
@@ -61,7 +74,12 @@ def _up(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.nodes <= MAX_NODES:
         raise ClusterError(f"--nodes {arguments.nodes}: from 1 to {MAX_NODES}")
     scratch = (arguments.scratch or running_scratch() or default_scratch()).absolute()
-    wanted = Cluster(scratch.resolve(), nodes=arguments.nodes, accounting=not arguments.no_accounting)
+    wanted = Cluster(
+        scratch.resolve(),
+        nodes=arguments.nodes,
+        accounting=not arguments.no_accounting,
+        max_array_size=arguments.max_array_size,
+    )
     running = running_scratch()
     if running is not None and running != wanted.scratch:
         raise ClusterError(f"a cluster is up in {running}, and a machine can have one; end that: slurm/cluster down")
@@ -129,10 +147,32 @@ def _status(_: argparse.Namespace) -> int:
     return 0 if is_whole else 1
 
 
+def _check(arguments: argparse.Namespace) -> int:
+    checks.refuse_real(_running() or Cluster(default_scratch()))
+    print(*checks.missing_packages(accounting=not arguments.no_accounting))
+    return 0
+
+
+def _link(arguments: argparse.Namespace) -> int:
+    network.switch(_needed(), arguments.node, on=arguments.name == "mend")
+    return 0
+
+
+def _stop(arguments: argparse.Namespace) -> int:
+    daemons.stop(_needed(), arguments.daemon)
+    return 0
+
+
+def _start(_: argparse.Namespace) -> int:
+    cluster = _needed()
+    with _alone():
+        started = daemons.start_missing(cluster)
+    print(f"started: {', '.join(started) or 'nothing, all run'}")
+    return 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    cluster = _running()
-    if cluster is None:
-        raise ClusterError("no cluster is up: slurm/cluster up")
+    cluster = _needed()
     argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not argv:
         raise ClusterError("which command? For example: slurm/cluster run sinfo")
@@ -141,6 +181,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if os.geteuid() == 0:
         argv = ["unshare", *daemons.WITH_NAMES, str(cluster.hosts_file), program, *argv[1:]]
     os.execvpe(argv[0], argv, daemons.environment_of(cluster))
+
+
+def _needed() -> Cluster:
+    cluster = _running()
+    if cluster is None:
+        raise ClusterError("no cluster is up: slurm/cluster up")
+    return cluster
 
 
 def _running() -> Cluster | None:
@@ -171,4 +218,7 @@ def _alone() -> Iterator[None]:
 
 def _describe(cluster: Cluster) -> str:
     accounting = "accounting" if cluster.accounting else "no accounting"
-    return f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {config.GPUS_PER_NODE} GPUs ({accounting})"
+    arrays = "" if cluster.max_array_size == 1001 else f", MaxArraySize={cluster.max_array_size}"
+    return (
+        f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''} of {config.GPUS_PER_NODE} GPUs ({accounting}{arrays})"
+    )

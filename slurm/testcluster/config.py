@@ -76,6 +76,7 @@ SlurmdTimeout=20
 KillWait=10
 MinJobAge=300
 JobRequeue=1
+MaxArraySize={cluster.max_array_size}
 
 SchedulerType=sched/backfill
 # Nobody waits here: by default a job is looked at after 3 s, preemption goes on after half a minute.
@@ -100,6 +101,7 @@ SlurmdLogFile={cluster.log("slurmd.%n")}
 {nodes}
 PartitionName=low Nodes={names} Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=10
 PartitionName=high Nodes={names} MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
+PartitionName=short Nodes={names} MaxTime=1 MaxNodes=2 PriorityTier=1 PreemptMode=CANCEL GraceTime=10
 """
 
 

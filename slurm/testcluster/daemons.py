@@ -122,6 +122,20 @@ def output_of(cluster: Cluster, *command: str) -> str:
     return done.stdout.strip()
 
 
+def stop(cluster: Cluster, name: str) -> None:
+    """End a daemon at once, by its name (`slurmdbd`, `slurmd.n2`), and wait until it has gone. Jobs go on."""
+    daemons = {daemon.log_name: daemon for daemon in daemons_of(cluster)}
+    if name not in daemons:
+        raise ClusterError(f"{name}: there is no such daemon; they are {', '.join(daemons)}")
+    wanted = Running(daemons[name].host.name, daemons[name].program)
+    _signal(cluster, signal.SIGKILL, lambda running: running == wanted)
+    deadline_s = time.monotonic() + LEAVE_S
+    while wanted in processes_in(cluster).values():
+        if time.monotonic() > deadline_s:
+            raise ClusterError(f"{name} does not end")
+        time.sleep(POLL_S)
+
+
 def end_all(cluster: Cluster) -> None:
     """End what runs on the machines: the daemons at once (their state goes too), jobs after they were asked to."""
     programs = {daemon.program for daemon in daemons_of(cluster)} | {"slurmstepd", "srun"}

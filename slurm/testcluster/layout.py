@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pwd
@@ -37,6 +38,8 @@ class Cluster:
     scratch: Path
     nodes: int = 4
     accounting: bool = True
+    max_array_size: int = 1001
+    """SLURM's own default. An array has at most one task less."""
 
     @property
     def controller(self) -> Host:
@@ -87,7 +90,7 @@ class Cluster:
 
     def write_record(self) -> None:
         """Mark the scratch folder as ours."""
-        (self.scratch / _RECORD).write_text(json.dumps({"nodes": self.nodes, "accounting": self.accounting}))
+        (self.scratch / _RECORD).write_text(json.dumps(dataclasses.asdict(self), default=str))
 
 
 def default_scratch() -> Path:
@@ -122,4 +125,4 @@ def read_record(scratch: Path) -> Cluster | None:
                 "remove it, or name a folder that does not exist yet with --scratch"
             ) from None
         return None
-    return Cluster(scratch, nodes=said["nodes"], accounting=said["accounting"])
+    return Cluster(**{**said, "scratch": scratch})

@@ -46,6 +46,14 @@ def make(cluster: Cluster) -> None:
         _ip(cluster, host, "link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up")
 
 
+def switch(cluster: Cluster, node: str, *, on: bool) -> None:
+    """Cut a node off from all others, or put it back on: its end of the cable at the controller."""
+    names = [host.name for host in cluster.node_hosts]
+    if node not in names:
+        raise ClusterError(f"{node}: there is no such node; they are {', '.join(names)}")
+    _ip(cluster, cluster.controller, f"link set {node} {'up' if on else 'down'}")
+
+
 def remove(scratch: Path) -> None:
     """Remove the cable and let go of the namespaces; without processes they end with that."""
     if running_scratch() == scratch:

@@ -41,6 +41,23 @@ class SlurmCluster:
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout.strip()
 
+    def cut(self, node: str) -> None:
+        """Cut a node off from the network. Mend it again, whatever happens."""
+        assert self.command("cut", node).returncode == 0
+
+    def mend(self, node: str) -> None:
+        assert self.command("mend", node).returncode == 0
+
+    def stop(self, daemon: str) -> None:
+        """End a daemon at once: `slurmdbd`, `slurmctld`, `slurmd.n2`. Start it again, whatever happens."""
+        done = self.command("stop", daemon)
+        assert done.returncode == 0, done.stderr
+
+    def start(self) -> None:
+        """Start the daemons that do not run."""
+        done = self.command("start")
+        assert done.returncode == 0, done.stderr
+
     def submit(self, script: str, *flags: str) -> str:
         """Submit a batch script; its job id."""
         return self.run("sbatch", "--parsable", "--output=/dev/null", *flags, stdin=f"#!/bin/bash\n{script}\n")

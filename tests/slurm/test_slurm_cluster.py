@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_four_idle_nodes_with_gpus_and_two_partitions(slurm_cluster: SlurmCluste
     assert slurm_cluster.run("sinfo", "-h", "-N", "-p", "low", "-o", "%N %T %G").splitlines() == [
         f"n{number} idle gpu:4" for number in range(1, 5)
     ]
-    assert slurm_cluster.run("sinfo", "-h", "-o", "%P %p").split("\n") == ["low* 1", "high 10"]
+    assert slurm_cluster.run("sinfo", "-h", "-o", "%P %p").split("\n") == ["low* 1", "high 10", "short 1"]
 
 
 def test_a_job_on_two_nodes_has_two_names_two_addresses_and_gpus(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -113,3 +114,33 @@ def test_high_preempts_low_which_is_requeued(slurm_cluster: SlurmCluster, tmp_pa
     slurm_cluster.wait_for(low, "COMPLETED")
     assert starts.read_text().split() == ["0", "1"]
     assert len((tmp_path / "then").read_text().splitlines()) == 1, "high was to come in between"
+
+
+def test_a_node_is_cut_off_and_a_daemon_ended_and_both_come_back(slurm_cluster: SlurmCluster) -> None:
+    def answers() -> bool:
+        try:
+            socket.create_connection(("198.18.77.14", 6818), timeout=0.3).close()
+        except OSError:
+            return False
+        return True
+
+    assert answers()
+    slurm_cluster.cut("n4")
+    assert not answers()
+    slurm_cluster.mend("n4")
+    slurm_cluster.wait_until(answers, lambda: "n4 is not reached")
+    assert "there is no such node; they are n1, n2, n3, n4" in slurm_cluster.command("cut", "n5").stderr
+
+    slurm_cluster.stop("slurmdbd")
+    assert ("ctl", "slurmdbd") not in slurm_cluster.pids()
+    slurm_cluster.start()
+    assert ("ctl", "slurmdbd") in slurm_cluster.pids()
+    assert slurm_cluster.command("stop", "slurm").returncode == 2
+
+
+def test_what_is_installed_and_whether_there_is_a_real_slurm_can_be_asked(slurm_cluster: SlurmCluster) -> None:
+    done = slurm_cluster.command("check")
+    assert (done.returncode, done.stdout.strip()) == (0, "")
+    done = slurm_cluster.command("check", SLURM_CONF="/etc/other.conf")
+    assert done.returncode == 2
+    assert "a real SLURM is configured here: SLURM_CONF=/etc/other.conf" in done.stderr

@@ -36,8 +36,12 @@ def test_what_is_not_installed_is_named_with_the_command(cluster: Cluster, monke
     monkeypatch.setattr(checks, "find_program", lambda name: None if name in ("slurmd", "slurmdbd") else name)
     with pytest.raises(ClusterError, match=r"not installed: slurmd, slurmdbd.*\n.*apt-get install -y .*slurm-wlm"):
         checks.refuse(cluster)
-    with pytest.raises(ClusterError, match=r"not installed: slurmd\."):
+    with pytest.raises(ClusterError, match=r"not installed: slurmd\.") as caught:
         checks.refuse(Cluster(cluster.scratch, accounting=False))
+    assert "mariadb" not in str(caught.value), "without accounting less is needed"
+    assert checks.missing_packages(accounting=False) == checks.PACKAGES
+    monkeypatch.setattr(checks, "find_program", lambda name: name)
+    assert checks.missing_packages(accounting=True) == ()
 
 
 def test_needs_root(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +60,12 @@ def test_a_folder_of_other_things_is_never_taken(tmp_path: Path) -> None:
         read_record(tmp_path / "link")
 
 
+def test_the_record_of_a_cluster_is_the_cluster(tmp_path: Path) -> None:
+    wanted = Cluster(tmp_path, nodes=3, accounting=False, max_array_size=100)
+    wanted.write_record()
+    assert read_record(tmp_path) == wanted
+
+
 @pytest.mark.parametrize("name", ["x" * 80, "my folder", "a,b", "n[1-4]"])
 def test_a_path_that_slurm_cannot_take_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
     cluster = Cluster(Path("/nowhere") / name)
@@ -66,6 +76,8 @@ def test_a_path_that_slurm_cannot_take_is_refused_before_anything_is_made(tmp_pa
 def test_the_configuration_follows_the_options(tmp_path: Path) -> None:
     text = config.slurm_conf(Cluster(tmp_path, nodes=2, accounting=False))
     assert "accounting_storage/none" in text
+    assert "MaxArraySize=1001\n" in text
+    assert "MaxArraySize=100\n" in config.slurm_conf(Cluster(tmp_path, max_array_size=100))
     assert "Nodes=n1,n2 " in text
     assert "slurmdbd" not in text
     assert "AccountingStorageHost=198.18.77.10" in config.slurm_conf(Cluster(tmp_path))
