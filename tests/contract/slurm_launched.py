@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from slurm_cluster import COMMAND, SlurmCluster
 
 from launcher.runs.events import read_events
 
+_RESULT_LIMIT_S = 5.0
 _LOGIN = (str(COMMAND), "run")
 
 
@@ -54,7 +56,10 @@ class SlurmLaunched(Launched):
 
     def wait_for_result(self, limit_s: float = LIMIT_S) -> dict[str, Any]:
         """Wait until the run is over, whatever comes of it; its result.json."""
-        self.until(lambda: self._is_over() and self.run.result.exists(), limit_s)
+        self.until(self._is_over, limit_s)
+        deadline_s = time.monotonic() + _RESULT_LIMIT_S  # the event may be seen before the file
+        while not self.run.result.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)
         return self.result
 
     @property
