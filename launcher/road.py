@@ -411,6 +411,27 @@ def likely_name(request: Request) -> str:
     return named.group(1).decode() if named else target.stem
 
 
+def is_sweep(request: Request) -> bool:
+    """Whether a launch is one of many points, told by the text of the recipe alone: what is wrong in it is found later.
+
+    A run starts to import torch before its recipe is read, which a sweep has no use for.
+    """
+    if request.sweep or any(override.startswith(("sweep.", "sweep=")) for override in request.overrides):
+        return True
+    path = Path(request.target)
+    for _ in range(2):  # a recipe, and the one that it extends
+        if request.is_script or not is_file(path):
+            return False
+        lines = path.read_bytes().splitlines()
+        if any(line.startswith(b"sweep:") for line in lines):
+            return True
+        extended = next((line for line in lines if line.startswith(b"extends:")), None)
+        if extended is None:
+            return False
+        path = path.parent / extended.split(b":", 1)[1].split(b"#")[0].strip().strip(b"\"'").decode(errors="replace")
+    return False
+
+
 def _new_id(name: str) -> str:
     return new_run_id(name, now=datetime.now(), random=SystemRandom())
 

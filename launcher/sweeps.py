@@ -26,20 +26,24 @@ from launcher.planning.points import (
     section_values,
     whole_line,
 )
-from launcher.recipe.paths import is_file
 from launcher.recipe.whereto import find_place
 from launcher.road import (
     Request,
     facts_of,
+    load_again,
     load_target,
     refuse,
     refuse_unclear_place,
     runs_root,
     source_of,
 )
-from launcher.runs.create import new_run_id, record_event
+from launcher.runs.code import SAME, choose_code, read_code
+from launcher.runs.create import new_run_id, record_event, resolved_recipe, update_plan
 from launcher.runs.create_sweep import create_sweep
-from launcher.runs.sweep import SweepDir, SweepRecord, format_tasks, point_plan
+from launcher.runs.events import read_events
+from launcher.runs.load import read_plan
+from launcher.runs.rundir import RunDir
+from launcher.runs.sweep import SweepDir, SweepRecord, format_tasks, make_point, point_plan, submissions
 
 if TYPE_CHECKING:
     from launcher.executors.slurm import SlurmExecutor
@@ -51,7 +55,6 @@ if TYPE_CHECKING:
 
 MAX_ARRAY_SIZE = 1001
 """SLURM's own default: the largest index is one less."""
-_SWEEP_KEY = ("sweep.", "sweep=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +68,22 @@ class PreparedSweep:
     facts: Facts
     executor: Executor
     folder: Path
+    notes: tuple[str, ...] = ()
+    """What a user should know before it starts."""
     arrays: tuple[Array, ...] = ()
     """On SLURM."""
     lines: tuple[Line, ...] = ()
     """Of all points, as points.jsonl has them but for the code of whole plans."""
+
+    @property
+    def how_many_at_a_time(self) -> str:
+        """In words."""
+        if self.executor.name == "local":
+            return f"{len(self.record.slots)} at a time"
+        most = self.record.max_parallel
+        together = "as many at a time as SLURM starts" if most is None else f"at most {most} at a time"
+        follow = ", one array after the other" if most is not None and len(self.arrays) > 1 else ""
+        return together + follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,28 +99,7 @@ class Array:
     """Whether it begins when the array before it has ended."""
 
 
-def is_sweep(request: Request) -> bool:
-    """Whether a launch is one of many points, told by the text of the recipe alone: what is wrong in it is found later.
-
-    A run starts to import torch before its recipe is read, which a sweep has no use for.
-    """
-    if request.sweep or any(override.startswith(_SWEEP_KEY) for override in request.overrides):
-        return True
-    path = Path(request.target)
-    for _ in range(2):  # a recipe, and the one that it extends
-        if request.is_script or not is_file(path):
-            return False
-        lines = path.read_bytes().splitlines()
-        if any(line.startswith(b"sweep:") for line in lines):
-            return True
-        extended = next((line for line in lines if line.startswith(b"extends:")), None)
-        if extended is None:
-            return False
-        path = path.parent / extended.split(b":", 1)[1].split(b"#")[0].strip().strip(b"\"'").decode(errors="replace")
-    return False
-
-
-def prepare_sweep(request: Request, *, command: Sequence[str]) -> PreparedSweep:
+def prepare_sweep(request: Request, *, command: Sequence[str], dry_run: bool = False) -> PreparedSweep:
     """All points of a request, checked. Raises RecipeError and Refused, with all problems at once."""
     from launcher.planning.codefacts import gather_code, package_code
     from launcher.planning.make import make_plan
@@ -118,6 +112,10 @@ def prepare_sweep(request: Request, *, command: Sequence[str]) -> PreparedSweep:
     if executor.name not in ("local", "slurm"):
         message = f"a sweep runs on one machine or as job arrays of SLURM, not with --on {place.name}"
         raise Refused([Problem(where="--on", message=message, hint="--on slurm, or --on local")])
+    if loaded.recipe.slurm.continue_.startswith("chain"):
+        message = f"slurm.continue: {loaded.recipe.slurm.continue_} is for one run; the tasks of an array have no chain"
+        hint = "continue: requeue, or resubmit"
+        raise RecipeError([Problem(where=loaded.where("slurm.continue"), message=message, hint=hint)])
     facts = facts_of(loaded, executor.name)
     refuse_unclear_place(None if place.is_default else place.name, facts)
     root = str(runs_root(request.runs_dir, loaded.recipe.runs_dir, os.environ))
@@ -132,7 +130,7 @@ def prepare_sweep(request: Request, *, command: Sequence[str]) -> PreparedSweep:
         return make_plan(at_point(loaded, point), here, run_id=name, runs_dir=root, executor=executor.name)
 
     plan = plan_of(points[0])
-    refuse(executor, plan)
+    notes = (*refuse(executor, plan, dry_run=dry_run), *_notes(plan, section.max_parallel))
     lines = tuple(_lines(points, plan, plan_of, executor))
     record = SweepRecord(
         sweep_id=sweep_id,
@@ -158,6 +156,7 @@ def prepare_sweep(request: Request, *, command: Sequence[str]) -> PreparedSweep:
         facts=facts,
         executor=executor,
         folder=folder,
+        notes=notes,
         arrays=arrays,
         lines=lines,
     )
@@ -179,6 +178,12 @@ def make_sweep(ready: PreparedSweep) -> SweepDir:
         command=ready.record.command,
         facts=ready.facts,
     )
+
+
+def _notes(plan: Plan, max_parallel: int | None) -> Iterator[str]:
+    slurm = plan.slurm
+    if slurm is not None and slurm.continue_how == "resubmit" and max_parallel is not None:
+        yield "a point that goes on in a new job (slurm.continue: resubmit) does not count for sweep.max_parallel"
 
 
 def at_point(loaded: LoadedRecipe, point: Point) -> LoadedRecipe:
@@ -342,6 +347,61 @@ def submit_arrays(
         tasks = format_tasks(array.tasks)
         record_event(sweep.run, "array_submitted", ref=f"{executor.name}:{job}", offset=array.offset, tasks=tasks)
     return refs
+
+
+def submitted_jobs(sweep: SweepDir) -> list[str]:
+    """The jobs of all arrays of a sweep, oldest first."""
+    return [each.ref.partition(":")[2] for each in submissions(read_events(sweep.path)) if each.is_array]
+
+
+def resume_points(sweep: SweepDir, record: SweepRecord, points: Sequence[tuple[int, bool]]) -> None:
+    """Make points ready to run again, and queue them on SLURM. With each index: whether it has run before.
+
+    Raises Refused where the code has changed since, or SLURM does not take them.
+    """
+    from launcher.executors.slurm import SlurmExecutor
+    from launcher.planning.facts import gather_facts
+
+    begun = [sweep.point(index) for index, started in points if started]
+    _refuse_other_code(sweep, points[0][0])
+    executor = get_executor(record.executor)
+    plan = base_plan(sweep)
+    if not isinstance(executor, SlurmExecutor):
+        for run in begun:
+            _go_on(run)
+        return
+    template = plan.recipe["slurm"]["template"]
+    facts = gather_facts(slurm=True, template=None if template is None else Path(template))
+    arrays = list(arrays_of(sweep.path, record, plan, facts, [index for index, _ in points]))
+    assert plan.slurm is not None
+    refuse(executor, plan)
+    for run in begun:
+        _go_on(run)
+    refs = submit_arrays(sweep, executor, arrays, plan.slurm.flags)
+    for index, ref in refs.items():
+        if (run := sweep.point(index)).plan.exists():
+            record_event(run, "submitted", ref=ref)
+
+
+def _go_on(run: RunDir) -> None:
+    """What `launch resume` does to one run, with the plan that it has."""
+    plan = read_plan(run)
+    update_plan(run, plan, resolved=resolved_recipe(plan))
+    nodes = [len(plan.nodes), len(plan.nodes)]
+    sha256 = None if plan.code is None else plan.code.sha256
+    record_event(run, "resumed", overrides=[], nodes=nodes, code=SAME, code_sha256=sha256, code_kept=None)
+
+
+def _refuse_other_code(sweep: SweepDir, index: int) -> None:
+    """Raise Refused where what the points run is not what it was, and there is no copy of it."""
+    run = sweep.point(index)
+    make_point(run)
+    plan = read_plan(run)
+    loaded = load_again(run, plan, (), {})
+    facts = facts_of(loaded, plan.executor)
+    source = source_of(loaded, facts, str(run.path.parent))
+    code = read_code(run)
+    choose_code(run, source, SAME if code is not None and code.snapshot else None)
 
 
 def base_plan(sweep: SweepDir) -> Plan:

@@ -111,6 +111,7 @@ def app() -> None:
 @click.option(
     "--begin", metavar="TIME", help="On SLURM: not before then, as sbatch writes it: now+1hour, 2026-12-24T08:00."
 )
+@click.option("--sweep", multiple=True, metavar="KEY=A,B", help="Many runs, one for each value; again for a grid.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, start nothing.")
 @click.option("--detach/--follow", default=None, help="Return at once (default on SLURM), or stay and show the output.")
 @click.option("--runs-dir", metavar="DIR", help="Where the run directory is made. [env: LAUNCH_RUNS; default: ./runs]")
@@ -122,6 +123,6 @@ def launch(ctx: click.Context, /, **options: Any) -> int:
     from launcher.cli.run import LaunchOptions, launch_target
     from launcher.road import Request
 
-    asked = ("target", "overrides", "nodes", "nproc_per_node", "where", "name", "runs_dir", "after", "begin")
+    asked = ("target", "overrides", "nodes", "nproc_per_node", "where", "name", "runs_dir", "after", "begin", "sweep")
     request = Request(script_args=ctx.meta["launcher.script_args"], **{key: options.pop(key) for key in asked})
     return launch_target(request, LaunchOptions(**options))

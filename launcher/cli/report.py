@@ -25,12 +25,17 @@ def report(run: str, as_json: bool) -> None:
     from launcher.executors.base import observe_job
     from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
     from launcher.runs.events import read_events
-    from launcher.runs.find import find_run
+    from launcher.runs.find import find_run, find_sweep
     from launcher.runs.load import read_plan, read_record, read_result
     from launcher.runs.report import short_id
     from launcher.runs.states import RunState
     from launcher.runs.times import newest_submission, spans, time_parts
 
+    if (sweep := find_sweep(run)) is not None:
+        from launcher.cli.sweep import report_sweep
+
+        report_sweep(sweep, as_json=as_json)
+        return
     found = find_run(run)
     record, result, plan = read_record(found, observe_job), read_result(found), read_plan(found)
     events = read_events(found.path)
@@ -41,7 +46,8 @@ def report(run: str, as_json: bool) -> None:
         print(json.dumps(report_fields(record, result or {}, rows, parts, found.path), ensure_ascii=False))
         return
     print(final_block(record, result, plan, cwd=here(), name=short_id(found.run_id)))
-    clocked = any(span.has_clock for span in spans(newest_submission(events)))
+    attempts = spans(newest_submission(events))
+    clocked = not attempts or any(span.has_clock for span in attempts)
     sections = [allocations_table(record), attempts_table(rows), time_table(parts, has_clock=clocked)]
     print("".join(f"\n{section}\n" for section in sections if section), end="")
 

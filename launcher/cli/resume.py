@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.errors import Problem, Refused
+
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
     from launcher.recipe.loader import LoadedRecipe
@@ -34,8 +36,17 @@ if TYPE_CHECKING:
 def resume(run: str, detach: bool | None, as_json: bool, **options: Any) -> int:
     """Go on with RUN from its newest checkpoint; `train.until` is the total length."""
     from launcher.runs.create import claimed
-    from launcher.runs.find import find_run
+    from launcher.runs.find import find_run, find_sweep
 
+    if (sweep := find_sweep(run)) is not None:
+        from launcher.cli.run import LaunchOptions
+        from launcher.cli.sweep import resume_sweep
+
+        if given := [name for name, value in options.items() if value]:
+            hint = f"of a point: launch resume {sweep.point(0).run_id} ..."
+            message = f"the points of a sweep go on as they are; {', '.join(given)} can be changed of one at a time"
+            raise Refused([Problem(where=sweep.sweep_id, message=message, hint=hint)])
+        return resume_sweep(sweep, LaunchOptions(detach=detach, as_json=as_json))
     found = find_run(run)
     with claimed(found):
         return _resume(found, Wishes(**options), detach=detach, as_json=as_json)

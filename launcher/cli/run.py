@@ -14,7 +14,7 @@ from launcher.cli.signals import SignalInbox
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, JobRef
 from launcher.preparation import prepare
-from launcher.road import Prepared, Request, make_run, prepared, record_refused, returns_at_once, start
+from launcher.road import Prepared, Request, is_sweep, make_run, prepared, record_refused, returns_at_once, start
 from launcher.runs.create import discard
 from launcher.runs.follow import Tail, size_bytes
 
@@ -33,10 +33,19 @@ class LaunchOptions:
     as_json: bool = False
     verbose: bool = False
 
+    @property
+    def follows(self) -> bool:
+        """Whether somebody has asked to stay with what is started."""
+        return self.detach is False
+
 
 def launch_target(request: Request, options: LaunchOptions) -> int:
     """Start a recipe or a script, or show its plan. Returns the exit code."""
     _refuse_mistyped(request)
+    if is_sweep(request):
+        from launcher.cli.sweep import launch_sweep
+
+        return launch_sweep(request, options)
     with prepared(request, warm=not options.dry_run) as ready:
         return launch_prepared(ready, options)
 

@@ -29,12 +29,21 @@ _LEAVE_S = 15.0
 
 
 @click.command()
+@click.argument("sweep", metavar="[SWEEP]", required=False)
 @click.option("--all", "show_all", is_flag=True, help=f"Every run, not only the newest {_LS_SHOWN}.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object with all that is shown.")
-def ls(show_all: bool, as_json: bool) -> None:
-    """Runs, newest first."""
-    from launcher.runs.find import all_runs
+def ls(sweep: str | None, show_all: bool, as_json: bool) -> None:
+    """Runs, newest first; or the points of SWEEP, the best first."""
+    from launcher.runs.find import all_runs, find_sweep
 
+    if sweep is not None:
+        from launcher.cli.sweep import list_points
+
+        found = find_sweep(sweep)
+        if found is None:
+            raise click.UsageError(f"{sweep} is no sweep of yours; `launch ls` lists what there is")
+        list_points(found, as_json=as_json, show_all=show_all)
+        return
     pointers = [pointer for pointer in all_runs() if not pointer.is_point]
     shown = pointers if show_all else pointers[:_LS_SHOWN]
     rows = rows_of(shown)
@@ -54,16 +63,20 @@ def cancel(run: str) -> int:
 
     from launcher.executors.base import JobRef, get_executor
     from launcher.runs.create import record_event
-    from launcher.runs.find import find_run
+    from launcher.runs.find import find_run, find_sweep
     from launcher.runs.load import read_plan, read_record
 
+    if (sweep := find_sweep(run)) is not None:
+        from launcher.cli.sweep import cancel_sweep
+
+        return cancel_sweep(sweep)
     found = find_run(run)
     record = read_record(found, observe_job)
     if record.state.is_final:
         print(f"{found.run_id} has ended already: {record.state}")
         return 0
     jobs = [JobRef.parse(ref) for ref in reachable(record)]
-    record_event(found, "cancel_requested", **_who())
+    record_event(found, "cancel_requested", **who())
     # Of a chain the newest first: none that waits may begin because the one before it has ended.
     for job in reversed(jobs):
         get_executor(job.executor).cancel(job, signum=signal.SIGTERM, again=record.is_cancelled)
@@ -159,7 +172,11 @@ def rows_of(pointers: Sequence[Pointer]) -> list[dict[str, Any]]:
         run = pointer.run
         row: dict[str, Any] = {"run_id": pointer.run_id, "created_s": pointer.created_s, "run_dir": str(run.path)}
         rows.append(row)
-        if not is_file(run.plan):
+        if is_file(run.path / "sweep.json"):
+            from launcher.cli.sweep import sweep_row
+
+            row |= sweep_row(run)
+        elif not is_file(run.plan):
             row |= {"state": "GONE", "why": f"moved or deleted: {run.path}"}
         elif (ended := read_ended(run)) is not None:
             row |= _told(ended)
@@ -210,7 +227,8 @@ def _age(age_s: float) -> str:
     return f"{max(0.0, age_s):.0f}s"
 
 
-def _who() -> dict[str, str]:
+def who() -> dict[str, str]:
+    """Who asks, and where."""
     import pwd
     import socket
 

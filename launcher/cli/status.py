@@ -31,9 +31,14 @@ def status(runs: tuple[str, ...], as_json: bool, verbose: bool) -> None:
     """
     from launcher.cli.runs import row_of, table
     from launcher.executors.base import observe_jobs
-    from launcher.runs.find import find_runs
+    from launcher.runs.find import find_runs, find_sweep
     from launcher.runs.load import read_records
 
+    if len(runs) == 1 and (sweep := find_sweep(runs[0])) is not None:
+        from launcher.cli.sweep import list_points
+
+        list_points(sweep, as_json=as_json, show_all=verbose)
+        return
     found = find_runs(runs)
     records = read_records(found, observe_jobs)
     alone = len(found) == 1
@@ -83,7 +88,7 @@ def queue_fields(record: RunRecord) -> dict[str, Any] | None:
 
 def limit_s(record: RunRecord) -> float | None:
     """When the time limit ends the present allocation, in seconds since the epoch."""
-    if record.state.is_final or record.queue is None or not record.queue.alive or record.queue.waits:
+    if record.state.is_final or record.queue is None or record.queue.state != "RUNNING":
         return None
     if record.queue.ends_s is not None:
         return record.queue.ends_s

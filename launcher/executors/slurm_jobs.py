@@ -215,6 +215,16 @@ def cancel_job(ident: str, *, again: bool = False) -> bool:
     return True
 
 
+def cancel_waiting(jobs: Sequence[str]) -> None:
+    """Take what has not begun of these jobs, arrays among them, out of the queue.
+
+    Raises Refused, with SLURM's own sentence, where that may not be done.
+    """
+    answer = _ask(["scancel", "--state=PENDING", *jobs], limit_s=_SCANCEL_LIMIT_S, quiet=False)
+    if answer.error and not _OVER.search(answer.error):
+        raise Refused([Problem(where=f"jobs {', '.join(jobs)}", message=answer.error)])
+
+
 def _has_steps(ident: str) -> bool:
     """Whether agents of a job run already. Before, it has nothing to save, and nobody would hear the signal."""
     asked = ["squeue", "--noheader", "--steps", f"--jobs={ident}", "--format=%i"]

@@ -63,10 +63,7 @@ def with_code(plan: Plan, code: CodeFacts | None) -> Plan:
 
 def live_script(plan: Plan) -> str | None:
     """Where the user's own file of the script lies."""
-    script, code = plan.worker.script, plan.code
-    if script is None or code is None or not code.snapshot:
-        return script
-    return posixpath.normpath(posixpath.join(code.root, posixpath.relpath(script, posixpath.join(plan.run_dir, CODE))))
+    return plan.live_script
 
 
 def code_text(code: CodePlan) -> str:

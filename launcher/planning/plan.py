@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,6 +233,14 @@ class Plan:
     def forks_workers(self) -> bool:
         """Whether the workers come from a process that has imported torch. Else nothing of ours imports it."""
         return self.engine == "agent" and self.worker.preload is not None
+
+    @property
+    def live_script(self) -> str | None:
+        """Where the user's own file of the script lies; the workers may run a copy, in the run directory's `code/`."""
+        script, code = self.worker.script, self.code
+        if script is None or code is None or not code.snapshot:
+            return script
+        return posixpath.normpath(posixpath.join(code.root, posixpath.relpath(script, f"{self.run_dir}/code")))
 
     @property
     def world_size(self) -> int:

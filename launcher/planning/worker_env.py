@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.planning.plan import Plan
+from launcher.planning.points import split_point_id
 from launcher.redact import NAMES_VARIABLE
 
 TORCHRUN_NAMES = frozenset(
@@ -106,6 +107,12 @@ def worker_env(
     }
 
 
+def group_of(run_id: str) -> str:
+    """What belongs together in W&B: the points of a sweep, else a run alone."""
+    point = split_point_id(run_id)
+    return run_id if point is None else point[0]
+
+
 def _device(plan: Plan, node: int) -> dict[str, str]:
     """All devices of the node: each rank picks its own by LOCAL_RANK, as under torchrun."""
     if plan.device != "cuda":
@@ -122,5 +129,5 @@ def _tracking(plan: Plan, rank: int) -> dict[str, str]:
         "WANDB_RUN_ID": plan.run_id,
         "WANDB_RESUME": "allow",
         "WANDB_DIR": plan.run_dir,
-        "WANDB_RUN_GROUP": plan.run_id,
+        "WANDB_RUN_GROUP": group_of(plan.run_id),
     }

@@ -165,15 +165,17 @@ def holds_code(facts: Facts) -> bool:
 
 
 @contextmanager
-def claimed(run: RunDir) -> Iterator[None]:
+def claimed(run: RunDir, *, by: Path | None = None) -> Iterator[None]:
     """Hold a run while it is resumed, so that two people do not start it twice. Raises Refused where another holds it.
+
+    by: the file that is locked, in place of its token.
 
     The lock ends with this process, by whatever means; agents do not inherit it.
     """
     try:
-        descriptor = os.open(run.token, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(by or run.token, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        message = f"its file `token` cannot be read: {error.strerror}"
+        message = f"its file `{(by or run.token).name}` cannot be read: {error.strerror}"
         hint = "a run that is moved or copied takes all its files along; `launch rerun` starts a new run of its plan"
         raise Refused([Problem(where=str(run.path), message=message, hint=hint)]) from error
     try:

@@ -139,8 +139,8 @@ def find_sweep(text: str) -> SweepDir | None:
     found = matching(text, pointers)
     if text == "last":
         found = [pointer for pointer in pointers if not pointer.gone][:1]
-    sweep = SweepDir(found[0].run.path) if len(found) == 1 else None
-    return sweep if sweep is not None and sweep.is_there else None
+    one = SweepDir(found[0].run.path) if len(found) == 1 else None
+    return one if one is not None and one.is_there else None
 
 
 def _point(text: str) -> RunDir | None:

@@ -17,13 +17,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher import redact
-from launcher.planning.codeplan import live_script
 from launcher.planning.plan import Plan
 from launcher.planning.points import Line, plan_of, point_id, split_point_id
 from launcher.runs.events import Event, parse_object, read_events, time_of
@@ -74,7 +73,7 @@ class SweepDir:
     @property
     def is_there(self) -> bool:
         """Whether it is a sweep, and was not moved or deleted."""
-        return self.record.is_file()
+        return os.path.isfile(self.record)  # noqa: PTH113 - Path.is_file raises for a name that no file can have
 
     def point(self, index: int) -> RunDir:
         """Where the run directory of a point is, or will be."""
@@ -189,17 +188,6 @@ def submissions(events: Iterable[Event]) -> list[Submission]:
     ]
 
 
-def refs_of(found: Sequence[Submission]) -> dict[int, str]:
-    """The newest job of each point that was submitted with others."""
-    refs: dict[int, str] = {}
-    for submission in found:
-        for task in submission.tasks:
-            ref = submission.ref_of(submission.offset + task)
-            if ref is not None:
-                refs[submission.offset + task] = ref
-    return refs
-
-
 def format_tasks(tasks: Iterable[int]) -> str:
     """As `sbatch --array` takes them: `0-3,7`."""
     return ranges(sorted(tasks))
@@ -220,7 +208,7 @@ def make_point(run: RunDir) -> bool:
 
     Whoever comes second finds what the first one has made. Raises OSError.
     """
-    if run.plan.exists():
+    if os.path.exists(run.plan):  # noqa: PTH110 - as above
         return True
     found = sweep_of(run)
     if found is None:
@@ -264,10 +252,11 @@ def _fill(made: RunDir, sweep: SweepDir, record: SweepRecord, plan: Mapping[str,
 
 
 def _write_events(made: RunDir, sweep: SweepDir, record: SweepRecord, index: int) -> None:
-    """What was done for the whole sweep, at the time when it was done."""
-    writer = f"launch-{int(record.created_s * 1000)}-0"
+    """What was done for the whole sweep, at the time when it was done; in a queue of ours, no time is a point's own."""
+    created_s = time.time() if record.slots else record.created_s
+    writer = f"launch-{int(created_s * 1000)}-0"
     created = {"command": list(record.command), "user": record.user, "host": record.host}
-    lines: list[Event] = [{"time": record.created_s, "writer": writer, "event": "created", **created}]
+    lines: list[Event] = [{"time": round(created_s, 4), "writer": writer, "event": "created", **created}]
     for submission in submissions(read_events(sweep.path)):
         if (ref := submission.ref_of(index)) is not None:
             lines.append({"time": submission.time_s, "writer": writer, "event": "submitted", "ref": ref, "chain": []})
@@ -277,7 +266,7 @@ def _write_events(made: RunDir, sweep: SweepDir, record: SweepRecord, index: int
 
 def _resolved_text(plan: Plan) -> str:
     """As `create.resolved_recipe` has it, in the part of YAML that is JSON."""
-    paths = {"workdir": plan.worker.cwd, "script": live_script(plan), "extends": None}
+    paths = {"workdir": plan.worker.cwd, "script": plan.live_script, "extends": None}
     recipe = {key: value for key, value in {**plan.recipe, **paths}.items() if value is not None}
     return json.dumps(_escaped(recipe), indent=1, ensure_ascii=False) + "\n"
 
