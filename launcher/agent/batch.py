@@ -319,6 +319,8 @@ class _Batch:
     def _after(self, srun_exit_code: int | None, srun_said: str) -> int:
         if self._run.result.exists():
             return self._result_code()
+        if allocation.record_of(self._run.path, self._number + 1).exists():
+            return 0  # this node was cut off, and the run goes on elsewhere: nothing of this allocation counts
         if self._kill_by_s is None or not self._views:
             self._look_at_job()
         left_s = None if self._ends_s is None else self._ends_s - time.monotonic()
@@ -378,6 +380,8 @@ class _Batch:
                 scheduler.requeue(self._job)
                 return self._wait_for_the_end()
         except SchedulerError as error:
+            if how == "requeue" and self._is_requeued():  # by SLURM, in the meantime
+                return self._wait_for_the_end()
             return self._not_gone_on(end, how, error)
         self._went_on(how, end, ref)
         return self._wait_for_the_end() if end.requeued_already else 0
@@ -395,6 +399,10 @@ class _Batch:
         reason = f"{end.reason}; {how} was refused: {error}"
         state = continuing.NOT_CONTINUED[end.cause]
         return self._finish(Finish(state, end.cause, end.exit_code, reason))
+
+    def _is_requeued(self) -> bool:
+        view = self._look_at_job()
+        return view is not None and view.restarts > self._restart_count
 
     def _array_flags(self) -> list[str]:
         task = os.environ.get("SLURM_ARRAY_TASK_ID")

@@ -155,17 +155,27 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
         return ended(Cause.PREEMPTED, "preempted by another job")
     if cause == Cause.TIME_LIMIT or (ends and seconds_left is not None and seconds_left < _AT_LIMIT_S):
         return ended(Cause.TIME_LIMIT, "the time limit of the job was reached")
-    if (lost := _lost_node(own)) is not None and cause in ("", Cause.NODE_LOST):
+    lost = _lost_node(own)
+    if bad_task is not None and bad_task.was_killed and (lost is not None or not stopped):
+        reason = (
+            f"node {bad_task.task} ({bad_task.host}) was lost: the launcher's process there ended by {bad_task.what}"
+        )
+        return ended(Cause.NODE_LOST, reason, node=bad_task.task, host=bad_task.host, exit_code=1)
+    if lost is not None:
         node, host = lost.get("node"), str(lost.get("host", ""))
-        return ended(Cause.NODE_LOST, f"node {node} ({host}) was lost: {lost.get('reason')}", node=node, host=host)
+        reason = f"node {node} ({host}) was lost: {lost.get('reason')}"
+        return ended(Cause.NODE_LOST, reason, node=node, host=host, exit_code=1)
     if requeued:
         return ended(Cause.REQUEUED, "requeued from outside (scontrol requeue)")
     if ends:
         return Finish(RunState.CANCELLED, Cause.CANCELLED, code, "cancelled from outside (scancel)")
     if bad_task is not None and not stopped:
-        return _bad_task(bad_task, ended)
+        where = f"the launcher's process on node {bad_task.task} ({bad_task.host})"
+        reason = f"{where} ended: {bad_task.what}; see logs/agents.log and slurm/"
+        return Finish(RunState.FAILED, Cause.INTERNAL, bad_task.exit_code, reason)
     if stopped:
-        return ended(Cause.SIGNAL, f"{stopped.get('reason')} from outside, to the processes on the nodes")
+        reason = str(stopped.get("reason")).removeprefix("SIG")
+        return ended(Cause.SIGNAL, reason if " " in reason else f"{reason} from outside, to processes of the run")
     said = f"srun ended with exit code {srun_exit_code}, and no agent has said how the run ended"
     return Finish(RunState.FAILED, Cause.INTERNAL, srun_exit_code or 70, said)
 
@@ -177,26 +187,16 @@ def _node_failed(event: Event) -> Finish:
     return Finish(RunState.FAILED, cause, int(event.get("exit_code", 1)), f"node {node} ({host}): {message}")
 
 
-def _bad_task(bad: BadTask, ended: Any) -> AllocationEnd | Finish:
-    where = f"the agents' parent on node {bad.task} ({bad.host})"
-    if bad.was_killed:
-        reason = f"{where} was killed: {bad.what}"
-        found: AllocationEnd = ended(Cause.NODE_LOST, reason, node=bad.task, host=bad.host, exit_code=1)
-        return found
-    reason = f"{where} ended: {bad.what}; see logs/agents.log and slurm/"
-    return Finish(RunState.FAILED, Cause.INTERNAL, bad.exit_code, reason)
-
-
 def _lost_node(own: Sequence[Event]) -> Event | None:
-    """A node that was lost and has not come back before the end."""
+    """A node that was lost and did not come back. Once a stop was asked for, those that are lost leave."""
     lost: dict[Any, Event] = {}
     for event in own:
         if event["event"] == "node_lost":
             lost[event.get("node")] = event
-        elif event["event"] in ("node_joined", "stop_requested") and event.get("node") in lost:
-            del lost[event["node"]]
-        elif event["event"] == "stop_requested" and not lost:
-            return None  # what is lost from here on, leaves
+        elif event["event"] == "node_joined":
+            lost.pop(event.get("node"), None)
+        elif event["event"] == "stop_requested":
+            break
     return next(iter(lost.values()), None)
 
 

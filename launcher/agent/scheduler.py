@@ -15,6 +15,8 @@ from launcher.wording import first_line
 
 _LIMIT_S = 15.0
 _REQUEUE_LIMIT_S = 60.0
+_UNLIMITED_DAYS = 350
+"""SLURM counts down from a year where a job has no limit."""
 _UNREACHABLE = re.compile(
     r"[Uu]nable to contact|Connection (refused|timed out)|Socket timed out|Zero Bytes", re.IGNORECASE
 )
@@ -74,6 +76,8 @@ def read_time_left(text: str) -> float | None:
     if match is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    if days >= _UNLIMITED_DAYS:
+        return None
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
