@@ -184,19 +184,22 @@ def put(table: Table, keys: Keys, value: Node, place: Place) -> Table:
 
 
 def without(table: Table, keys: Keys, first: int = 0) -> Table:
-    """The same tree without a value, if it has it; with `first`, without that many first items of the list there."""
+    """The same tree without a value, if it has it; with `first`, without that many first items of the list there.
+
+    A section that has nothing else in it goes, too.
+    """
     entry = table.entries.get(keys[0])
     if entry is None:
         return table
-    others = {key: other for key, other in table.entries.items() if key != keys[0]}
+    kept: Node | None = None
     if keys[1:]:
-        if not isinstance(entry.value, Table):
-            return table
-        return Table({**others, keys[0]: Entry(entry.key, without(entry.value, keys[1:], first))}, table.place)
-    if first and isinstance(entry.value, Items):
-        return Table({**others, keys[0]: Entry(entry.key, replace(entry.value, values=entry.value.values[first:]))},
-                     table.place)  # fmt: skip
-    return Table(others, table.place)
+        kept = without(entry.value, keys[1:], first) if isinstance(entry.value, Table) else entry.value
+        if isinstance(kept, Table) and not kept.entries:
+            kept = None
+    elif first and isinstance(entry.value, Items):
+        kept = replace(entry.value, values=entry.value.values[first:])
+    others = {key: other for key, other in table.entries.items() if key != keys[0]}
+    return Table(others if kept is None else {**others, keys[0]: Entry(entry.key, kept)}, table.place)
 
 
 def from_python(value: object, place: Place) -> Node:

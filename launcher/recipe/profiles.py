@@ -111,7 +111,8 @@ def default_place(path: Path) -> tuple[str, str] | None:
         elif not isinstance(entry.value, Scalar) or not entry.value.text:
             findings.add(entry.place, f"on: {show(entry.value)} is not the name of a place", "as in `on: slurm`")
         elif not entry.value.null:
-            said = entry.value.text, str(entry.place)
+            name = entry.value.text
+            said = str(entry.place.folder / expanded(name)) if is_path(name) else name, str(entry.place)
     findings.raise_if_any()
     return said
 

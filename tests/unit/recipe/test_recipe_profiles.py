@@ -238,6 +238,9 @@ def test_the_default_place_of_the_user(tmp_path: Path, monkeypatch: pytest.Monke
     place = find_place(None, EXECUTORS)
     assert (place.name, place.executor, place.origin) == ("testcluster", "slurm", f"{settings}:2:5")
     assert find_place("local", EXECUTORS).origin == "flag --on"
+    (settings.parent / "mine.yaml").write_text("executor: local\n")
+    settings.write_text("on: ./mine.yaml\n")
+    assert find_place(None, EXECUTORS).executor == "local", "a path is relative to the file that it is written in"
     settings.write_text("on: testclustr\n")
     assert mistakes(lambda: find_place(None, EXECUTORS))[0].startswith(f"{settings}:1:5: 'testclustr' is not a place")
     settings.write_text("un: slurm\non: [slurm]\n")
