@@ -57,13 +57,14 @@ class Head:
 
     address: str
     interface: str
-    holder: socket.socket
-    """Keeps the port from everybody else until the head agent, which may share it, listens."""
+    port: int
+    holder: socket.socket | None
+    """Keeps the port from everybody else until the head agent, which may share it, listens. None: it is elsewhere."""
 
     @property
     def endpoint(self) -> tuple[str, int]:
         """Address and port."""
-        return self.address, int(self.holder.getsockname()[1])
+        return self.address, self.port
 
 
 def run_batch(run: RunDir, *, wait: bool = False) -> NoReturn:
@@ -138,7 +139,8 @@ class _Batch:
         self._run.stop_file.unlink(missing_ok=True)
         left_s = self._ask_end()
         try:
-            head = choose_head(hosts, self._slurm.interface)
+            elsewhere = self._plan.executor == "here" and os.environ.get("SLURMD_NODENAME") != hosts[0]
+            head = head_elsewhere(hosts) if elsewhere else choose_head(hosts, self._slurm.interface)
         except BatchError as error:
             self._events.write("allocation_started", allocation=self._number, job=self._job, nodes=list(hosts))
             return self._finish(Finish(RunState.FAILED, Cause.RENDEZVOUS, 1, str(error)))
@@ -225,7 +227,8 @@ class _Batch:
             except OSError as error:
                 return 127, f"{argv[0]}: {error.strerror}"
         code = self._see_out(srun)
-        head.holder.close()
+        if head.holder is not None:
+            head.holder.close()
         return code, said.read_text(encoding="utf-8", errors="replace")
 
     def _see_out(self, srun: subprocess.Popen[bytes]) -> int | None:
@@ -488,7 +491,26 @@ def choose_head(hosts: Sequence[str], interface: str) -> Head:
     name = addresses.interface_of(address, known)
     if name is None:
         raise BatchError(f"{address} leads to the other nodes, but is on no interface: {addresses.listed(known)}")
-    return Head(address=address, interface=name, holder=_hold_port(address))
+    holder = _hold_port(address)
+    return Head(address=address, interface=name, port=int(holder.getsockname()[1]), holder=holder)
+
+
+def head_elsewhere(hosts: Sequence[str]) -> Head:
+    """The same from a login node, where `salloc` leaves the user: how SLURM reaches the first node. Raises BatchError.
+
+    Whether the port is free there is seen when the head agent takes it.
+    """
+    low, high = _ephemeral()
+    port = random.choice([port for port in _PORTS if not low <= port <= high] or list(range(1_025, low)))
+    if len(hosts) == 1:
+        return Head(address="127.0.0.1", interface="lo", port=port, holder=None)
+    tried = [*_node_address(hosts[0]), hosts[0]]
+    for name in tried:
+        with contextlib.suppress(OSError):
+            found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+            if usable := [address for address in found if not addresses.is_loopback(address)]:
+                return Head(address=usable[0], interface="", port=port, holder=None)
+    raise BatchError(f"the address of {hosts[0]}, the first node, is not known here (tried {', '.join(tried)})")
 
 
 def _head_address(hosts: Sequence[str], interface: str, known: tuple[addresses.Address, ...]) -> str:
