@@ -1,5 +1,5 @@
-"""The batch side of a SLURM job: once per allocation, on its first node. It starts the agents and outlives them; then the
-run goes on in another allocation, or it says how the run has ended.
+"""The batch side of a SLURM job: once per allocation, on its first node. It starts the agents and outlives them; then
+the run goes on in another allocation, or it says how the run has ended.
 
 It never trains and holds no state: what it knows is in the events, so the next allocation needs nothing of this one.
 Standard library only.
@@ -518,9 +518,11 @@ def _head_address(hosts: Sequence[str], interface: str, known: tuple[addresses.A
         found = next((each.address for each in known if each.interface == interface), None)
         if found is None:
             raise BatchError(
-                f"slurm.interface: {hosts[0]} has no interface {interface} with an address; it has "
+                f"network.interface: {hosts[0]} has no interface {interface} with an address; it has "
                 f"{addresses.listed(known)}"
             )
+        if len(hosts) > 1 and addresses.is_loopback(found):
+            raise BatchError(f"network.interface: by {interface} ({found}) no other node reaches {hosts[0]}")
         return found
     tried = []
     for peer in hosts[1:]:
@@ -533,7 +535,7 @@ def _head_address(hosts: Sequence[str], interface: str, known: tuple[addresses.A
         return own
     raise BatchError(
         f"no address of {hosts[0]} leads to the other nodes (tried {', '.join(tried)}); it has "
-        f"{addresses.listed(known)}: name one with `slurm.interface`"
+        f"{addresses.listed(known)}: name one with `network.interface`"
     )
 
 

@@ -239,7 +239,7 @@ class Head:
         return [Say(f"{reason}: ending here"), *self._order_end(Leave(Cause.NODE_LOST, 1, reason, saved=False))]
 
     def _hurry(self) -> list[Effect]:
-        """A stop while stopping: the same one on its way through all processes, or a later one: that shortens the wait."""
+        """A stop while stopping: the same one on its way to all processes, or a later one, which shortens the wait."""
         if self._deadline_s is not None and self.now_s - self._stopped_s >= ONE_SIGNAL_S:
             self._deadline_s = min(self._deadline_s, self.now_s + self.grace_s / 2)
         return []

@@ -114,8 +114,8 @@ def group_of(run_id: str) -> str:
 
 
 def _device(plan: Plan, node: int) -> dict[str, str]:
-    """All devices of the node: each rank picks its own by LOCAL_RANK, as under torchrun."""
-    if plan.device != "cuda":
+    """All devices of the node: each rank picks its own by LOCAL_RANK, as under torchrun. SLURM has set its own."""
+    if plan.device != "cuda" or plan.slurm is not None:
         return {}
     return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in plan.nodes[node].gpus)}
 

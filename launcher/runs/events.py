@@ -11,7 +11,8 @@ supervisor-<pid>:
 batch-<k>, the batch side of a SLURM job, k the number of the allocation from 1:
     allocation_started {allocation, job, restart_count, nodes: [host], head: {address, port, interface}, seconds_left} ·
     signal_heard {signal, seconds_left, ignored} ·
-    allocation_ended {allocation, job, cause, reason, saved, step, exit_code, node, host}: the run is not over by this ·
+    allocation_ended {allocation, job, cause, reason, saved, step, kept, exit_code, node, host}: the run is not over by
+    this; of an allocation whose batch side was lost, the next one writes it ·
     requeued {allocation, how: requeue|resubmit|chain, cause, ref}, the next allocation is asked for; ref is its job ·
     finished {state, cause, exit_code, reason}, where no head agent could say it, or it does not go on
 node-<k>, the agent of a node:
@@ -22,12 +23,14 @@ node-<k>, the agent of a node:
     progress {attempt, step}, by what rank 0 prints
 head, the head agent:
     node_joined {node, host} · node_lost {node, host, reason} · stranger_refused {peer, reason} ·
-    waiting {missing, waited_s} · attempt_started {attempt, master_addr, master_port, nodes, resumes_from} ·
+    waiting {missing, waited_s} ·
+    attempt_started {attempt, master_addr, master_port, nodes, resumes_from, allocation} ·
     failure {attempt, node, rank, pid, cause, exit_code, message, place, exception, step, last_words, log, log_line,
              kept} ·
     stacks_requested {attempt} · attempt_ended {attempt, cause, node, rank, exit_code, message, step} ·
     restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
-    stopped {reason, saved, exit_code}, on SLURM: the batch side knows why, and says what follows ·
+    stopped {allocation, reason, cause, saved, exit_code, node, host}, on SLURM: the batch side says what follows ·
+    signal_heard {signal, seconds_left, ignored} ·
     tracking {attempt, wandb: {mode, reason, sync}}, of what a script has left offline ·
     finished {state, cause, exit_code, reason}
 script, rank 0, by launch_client:
