@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.errors import ExitCode
 from launcher.runs.events import Event, time_of
 from launcher.runs.observed import Observation
 from launcher.runs.states import POLICIES, TRANSITIONS, Cause, RunState
@@ -463,12 +464,17 @@ def _vanished(record: RunRecord, seen: Observation, now_s: float | None) -> RunR
     never_began = bool(seen.state) and not seen.nodes  # so it has no last words
     if now_s is not None and ended_s is not None and now_s - ended_s < _LAST_WORDS_S and not never_began:
         return replace(record, sentence=f"{over}; its last words may take some seconds to arrive")
+    # Times of SLURM are whole seconds.
+    ended_s = max((each for each in (ended_s, record.last_event_s) if each is not None), default=None)
     gone = replace(record, ended_s=ended_s, exit_code=record.exit_code or seen.exit_code or None)
     if seen.state in _GONE:
         state, cause = _GONE[seen.state]
-        return replace(gone, state=state, cause=cause, sentence=f"{_sentence(cause)} (SLURM: {seen.state})")
+        code = gone.exit_code if state is RunState.FAILED else gone.exit_code or ExitCode.TERMINATED
+        said = f"{_sentence(cause)} (SLURM: {seen.state})"
+        return replace(gone, state=state, cause=cause, exit_code=code, sentence=said)
     if record.is_cancelled:
-        return replace(gone, state=RunState.CANCELLED, cause=Cause.CANCELLED, sentence=_sentence(Cause.CANCELLED))
+        cancelled = replace(gone, state=RunState.CANCELLED, cause=Cause.CANCELLED, sentence=_sentence(Cause.CANCELLED))
+        return replace(cancelled, exit_code=gone.exit_code or ExitCode.TERMINATED)
     looked = "" if record.allocations else "; it may not have begun: slurm/ in the run directory has its output, if any"
     sentence = f"it vanished: {over}, and nobody wrote down why; last seen {record.state.value}{looked}"
     return replace(gone, state=RunState.FAILED, cause=Cause.LAUNCHER_LOST, sentence=sentence)
