@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -52,10 +52,8 @@ class SlurmExecutor:
             for _ in range(max(1, plan.slurm.chain)):
                 flags = first_only if not jobs else [f"--dependency=afterany:{jobs[-1]}"]
                 jobs.append(self.submit_script(plan.slurm.script, run.slurm, flags=flags, known=plan.slurm.flags))
-        except Refused:
-            for job in jobs:
-                cancel_job(job, again=True)
-            raise
+        except Refused as error:
+            raise Refused([*error.problems, *_taken_back(jobs)]) from error
         return JobRef(self.name, jobs[0], following=tuple(jobs[1:]))
 
     def submit_script(
@@ -114,6 +112,16 @@ def submit_environment(environment: Mapping[str, str], flags: Sequence[SbatchFla
         and (not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SALLOC_")) or name == "SLURM_CONF")
         and (not name.startswith("SBATCH_") or _PASSED_ON.get(name, "") not in ("", *said))
     }
+
+
+def _taken_back(jobs: Sequence[str]) -> Iterator[Problem]:
+    """Cancel the jobs of a chain that SLURM did not take to its end; what cannot be cancelled is said."""
+    for job in reversed(jobs):
+        try:
+            cancel_job(job, again=True)
+        except Refused as error:
+            hint = f"it does nothing without its run directory, which is removed: scancel {job}"
+            yield Problem(where=f"job {job}", message=f"it is still queued: {error.problems[0].message}", hint=hint)
 
 
 def _word(flag: SbatchFlag) -> str:
