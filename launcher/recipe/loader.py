@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -37,16 +37,19 @@ from launcher.recipe.nodes import (
     dotted,
     from_python,
     merge,
+    origin_of,
     put,
     walk,
     without,
 )
 from launcher.recipe.paths import expanded, is_file, real, real_but_name
-from launcher.recipe.profiles import ProfileFile, origin_of, over_profile
 from launcher.recipe.schema import Recipe
 from launcher.recipe.sweep import Point, expand, with_sweep_flags
 from launcher.recipe.typed import typed
 from launcher.recipe.yamltext import parse_value
+
+if TYPE_CHECKING:
+    from launcher.recipe.profiles import ProfileFile
 
 Flags = Mapping[str, tuple[str, object]]
 """Key path -> (flag as typed, value). A value of None was not given. `sweep` has the texts of all `--sweep`."""
@@ -154,6 +157,8 @@ def _finish(
     """Everything after reading: the same for a recipe and for a script."""
     notes: tuple[str, ...] = ()
     if profile is not None and profile.tree is not None:
+        from launcher.recipe.profiles import over_profile
+
         tree, notes = over_profile(profile.tree, tree)
     tree = _with_overrides(tree, overrides, findings)
     tree = _with_flags(tree, flags, findings)

@@ -133,6 +133,15 @@ class Findings:
         return bool(self._found)
 
 
+def origin_of(entry: Entry) -> str:
+    """Who set a value; of a list that a profile has begun and a recipe goes on, both."""
+    values = entry.value.values if isinstance(entry.value, Items) else ()
+    first = [value for value in values if value.place.layer is Layer.PROFILE]
+    if not first or entry.place.layer is Layer.PROFILE:
+        return entry.place.origin
+    return f"{first[0].place.origin}, first {len(first)} of {len(values)}; {entry.place.origin}"
+
+
 def dotted(keys: Keys) -> str:
     """The full path of a key, as in an override: `train.optimizer.lr`."""
     return ".".join(keys)

@@ -146,15 +146,6 @@ def over_profile(profile: Table, recipe: Table) -> tuple[Table, tuple[str, ...]]
     return _over(profile, recipe, ()), tuple(notes)
 
 
-def origin_of(entry: Entry) -> str:
-    """Who set a value; of a list that a profile has begun and a recipe goes on, both."""
-    values = entry.value.values if isinstance(entry.value, Items) else ()
-    first = [value for value in values if value.place.layer is Layer.PROFILE]
-    if not first or entry.place.layer is Layer.PROFILE:
-        return entry.place.origin
-    return f"{first[0].place.origin}, first {len(first)} of {len(values)}; {entry.place.origin}"
-
-
 def _own(tree: Table, findings: Findings) -> tuple[str, str]:
     """The executor and the description."""
     known = get_args(ExecutorName)
