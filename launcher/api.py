@@ -24,7 +24,6 @@ from launcher.executors.base import Executor, JobRef, Watcher, get_executor, obs
 from launcher.preparation import prepare
 from launcher.road import Request, make_run, prepared, returns_at_once, start
 from launcher.runs.create import discard, record_event
-from launcher.runs.events import read_events
 from launcher.runs.find import find_run
 from launcher.runs.fold import RunRecord
 from launcher.runs.load import read_record, read_result
@@ -32,6 +31,7 @@ from launcher.runs.logs import select_logs
 from launcher.runs.metrics import read_metrics
 from launcher.runs.observed import Observation
 from launcher.runs.rundir import RunDir
+from launcher.runs.states import RunState
 
 _POLL_S = 0.05
 _POLL_FAR_S = 0.5
@@ -111,14 +111,23 @@ class Run:
 
         Raises Refused for a run on another machine.
         """
-        if self.status().state.is_final:
+        record = self.status()
+        if record.state.is_final:
             return False
-        ref = self._reference()
-        executor = self._executor or get_executor(ref.executor)
-        if executor.observe(ref).alive is None:
-            raise Refused([Problem(where=self.run_id, message="it is out of reach from this machine")])
+        if record.ref is None:
+            raise Refused([Problem(where=self.run_id, message="it was never submitted")])
+        if record.state is RunState.UNKNOWN:
+            raise Refused(
+                [Problem(where=self.run_id, message=f"it is out of reach from this machine: {record.sentence}")]
+            )
         record_event(self._folder, "cancel_requested")
-        return executor.cancel(ref, signum=signal.SIGTERM)
+        # Of a chain the newest first: none that waits may begin because the one before it has ended.
+        jobs = [JobRef.parse(ref) for ref in reversed(record.jobs)]
+        asked = [
+            (self._executor or get_executor(job.executor)).cancel(job, signum=signal.SIGTERM, again=record.is_cancelled)
+            for job in jobs
+        ]
+        return any(asked)
 
     @property
     def _is_local(self) -> bool:
@@ -134,14 +143,6 @@ class Run:
         if self._executor is not None and self._ref is not None and ref == str(self._ref):
             return self._executor.observe(self._ref)
         return observe_job(ref)
-
-    def _reference(self) -> JobRef:
-        if self._ref is not None:
-            return self._ref
-        submitted = [event for event in read_events(self._folder.path) if event["event"] == "submitted"]
-        if not submitted:
-            raise Refused([Problem(where=self.run_id, message="it was never submitted")])
-        return JobRef.parse(str(submitted[-1]["ref"]))
 
 
 def run(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
     from launcher.runs.attempts import AttemptRow
+    from launcher.runs.events import Event
     from launcher.runs.fold import RunRecord
 
 
@@ -21,15 +23,13 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def report(run: str, as_json: bool) -> None:
     """Why RUN ended, what each of its attempts came to, and where the time went."""
-    from launcher.cli.summary import final_block, here
+    from launcher.cli.summary import here
     from launcher.executors.base import observe_job
-    from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
+    from launcher.runs.attempts import attempt_rows
     from launcher.runs.events import read_events
     from launcher.runs.find import find_run, find_sweep
     from launcher.runs.load import read_plan, read_record, read_result
-    from launcher.runs.report import short_id
-    from launcher.runs.states import RunState
-    from launcher.runs.times import newest_submission, spans, time_parts
+    from launcher.runs.times import time_parts
 
     if (sweep := find_sweep(run)) is not None:
         from launcher.cli.sweep import report_sweep
@@ -39,17 +39,44 @@ def report(run: str, as_json: bool) -> None:
     found = find_run(run)
     record, result, plan = read_record(found, observe_job), read_result(found), read_plan(found)
     events = read_events(found.path)
-    goes_on = record.state is not RunState.UNKNOWN and not record.state.is_final
-    now_s = time.time() if goes_on else None
-    rows, parts = attempt_rows(events), time_parts(events, now_s=now_s)
     if as_json:
+        rows, parts = attempt_rows(events), time_parts(events, now_s=_until(record, time.time()))
         print(json.dumps(report_fields(record, result or {}, rows, parts, found.path), ensure_ascii=False))
-        return
-    print(final_block(record, result, plan, cwd=here(), name=short_id(found.run_id)))
+    else:
+        print(report_text(record, result, plan, events, now_s=time.time(), cwd=here()), end="")
+
+
+def report_text(
+    record: RunRecord,
+    result: Mapping[str, Any] | None,
+    plan: Plan,
+    events: Sequence[Event],
+    *,
+    now_s: float,
+    cwd: Path,
+) -> str:
+    """What `launch report` says."""
+    from launcher.cli.summary import final_block
+    from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
+    from launcher.runs.report import short_id
+    from launcher.runs.times import newest_submission, spans, time_parts
+
     attempts = spans(newest_submission(events))
     clocked = not attempts or any(span.has_clock for span in attempts)
-    sections = [allocations_table(record), attempts_table(rows), time_table(parts, has_clock=clocked)]
-    print("".join(f"\n{section}\n" for section in sections if section), end="")
+    sections = [
+        final_block(record, result, plan, cwd=cwd, name=short_id(record.run_id)),
+        allocations_table(record),
+        attempts_table(attempt_rows(events)),
+        time_table(time_parts(events, now_s=_until(record, now_s)), has_clock=clocked),
+    ]
+    return "\n".join(f"{section}\n" for section in sections if section)
+
+
+def _until(record: RunRecord, now_s: float) -> float | None:
+    """The present, for a run that goes on."""
+    from launcher.runs.states import RunState
+
+    return now_s if record.state is not RunState.UNKNOWN and not record.state.is_final else None
 
 
 def report_fields(

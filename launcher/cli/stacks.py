@@ -70,6 +70,7 @@ def targets_of(record: RunRecord, run: RunDir, rank: int | None) -> list[Target]
             node=worker["node"],
             pid=worker["pid"],
             host=hosts.get(worker["node"], record.host),
+            job=record.ref.partition(":")[2] if record.ref and record.on_slurm else "",
             log=run.log(attempt=worker["attempt"], node=worker["node"], rank=worker["rank"]),
         )
         for worker in record.workers

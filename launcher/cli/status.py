@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MESSAGE_WIDTH = 120
 _NODES_SHOWN = 8
+_ALLOCATIONS_SHOWN = 6
 _RANKS_SHOWN = 16
 
 
@@ -105,7 +106,7 @@ def status_text(record: RunRecord, run: RunDir, *, now_s: float, verbose: bool =
         *_reached(record),
         f"  attempts  {record.attempts}   restarts {record.restarts}"
         + ("" if record.exit_code is None else f"   exit {record.exit_code}"),
-        *allocation_lines(record, now_s),
+        *_newest(allocation_lines(record, now_s), None if verbose else _ALLOCATIONS_SHOWN),
         *_cut(
             [f"  node {node['node']}    {node['state']}   {node['host']}{_agent(node)}" for node in record.nodes],
             None if verbose else _NODES_SHOWN,
@@ -182,6 +183,13 @@ def _cut(lines: list[str], shown: int | None, what: str) -> list[str]:
     return [*lines[:shown], f"  ... and {len(lines) - shown} more {what}: launch status -v"]
 
 
+def _newest(lines: list[str], shown: int | None) -> list[str]:
+    """The last lines, and how many are before them."""
+    if shown is None or len(lines) <= shown:
+        return lines
+    return [f"  ... {len(lines) - shown} earlier allocations: launch status -v", *lines[-shown:]]
+
+
 def _reached(record: RunRecord) -> list[str]:
     """How far the training is; nothing for a script, which does not say it."""
     from launcher.cli.runs import step_text
@@ -204,7 +212,8 @@ def _uploaded(tracking: Mapping[str, Any]) -> list[str]:
 
 def _failure(event: Mapping[str, Any]) -> str:
     node = f"node {event.get('node')}" + (f" ({event['host']})" if event.get("host") else "")
-    who = node if event.get("rank") is None else f"rank {event.get('rank')} on {node}"
+    rank = event.get("rank")
+    who = f"rank {rank} on {node}" if isinstance(rank, int) and rank >= 0 else node
     message = shortened(first_line(event.get("message")), _MESSAGE_WIDTH)
     return f"attempt {event.get('attempt')}   {who}   {event.get('cause')}   {message}".rstrip()
 

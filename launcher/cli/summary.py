@@ -83,7 +83,8 @@ def _shape(plan: Plan) -> str:
     if plan.executor == "local" and len(plan.nodes) > 1:
         together = "both" if len(plan.nodes) == 2 else "all"
         nodes += f" ({together} on this machine: {len(plan.nodes)} agents)"
-    return f"{nodes}   {count(plan.world_size, 'rank')}   {plan.device}, {plan.backend} over {plan.interface}"
+    over = "" if plan.interface == "auto" else f" over {plan.interface}"  # of nodes that were not known
+    return f"{nodes}   {count(plan.world_size, 'rank')}   {plan.device}, {plan.backend}{over}"
 
 
 def _progress(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
@@ -138,7 +139,9 @@ def _wandb(record: RunRecord, plan: Plan, cwd: Path, *, label: str = "W&B    ") 
 
 
 def _next(record: RunRecord, plan: Plan, name: str) -> str:
-    if record.state is RunState.SUCCEEDED:
+    if not record.state.is_final and record.state is not RunState.UNKNOWN:
+        commands = [f"launch logs {name} -f", f"launch status {name}", f"launch cancel {name}"]
+    elif record.state is RunState.SUCCEEDED:
         own = "launch train.py --nodes 2 -- --lr 1e-3   (your own torchrun script)"
         last_rank = f"launch logs {name} --rank 1" if plan.world_size > 1 else f"launch logs {name}"
         commands = [f"launch status {name}", last_rank, *([own] if plan.worker.kind == "job" else [])]

@@ -54,7 +54,7 @@ _BY_LIMIT: tuple[tuple[str, Waiting], ...] = (
                                      "another slurm.qos")),
     (r"(QOS|Assoc)Grp(GRES|Gres).*", Waiting("your group has used up its share of GPUs for now",
                                              "fewer GPUs, or wait until jobs of the group end")),
-    (r"(QOS|Assoc)Grp.*(Minutes|RunMinutes)", Waiting("your group has used up its budget of hours",
+    (r"(QOS|Assoc)Grp.*Minutes.*", Waiting("your group has used up its budget of hours",
                                                       "another slurm.account, or ask for more hours")),
     (r"(QOS|Assoc)Grp.*", Waiting("your group is at a limit", "ask for less, or wait until jobs of the group end")),
     (r"QOSMaxJobs.*|AssocMaxJobs.*|QOSMaxSubmit.*|AssocMaxSubmit.*",

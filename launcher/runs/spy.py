@@ -37,6 +37,8 @@ class Target:
     pid: int
     host: str
     log: Path
+    job: str = ""
+    """On SLURM: the job, in whose allocation its node can be reached."""
 
 
 def take_stacks(targets: Sequence[Target], *, run_id: str, hostname: str) -> list[RankStack]:
@@ -47,7 +49,10 @@ def take_stacks(targets: Sequence[Target], *, run_id: str, hostname: str) -> lis
 
 def _take(target: Target, run_id: str, hostname: str) -> RankStack:
     if target.host != hostname:
-        hint = f"on {target.host}: launch stacks {run_id} --rank {target.rank}"
+        there = f"launch stacks {run_id} --rank {target.rank}"
+        hint = f"on {target.host}: {there}"
+        if target.job:
+            hint = f"srun --overlap --jobid={target.job} --nodes=1 --ntasks=1 -w {target.host} {there}"
         return _unknown(target, f"it runs on {target.host}, this is {hostname}", hint)
     if trouble := not_of_run(target.pid, run_id):
         return _unknown(target, trouble)
