@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -280,6 +281,15 @@ def test_the_shipped_profiles_are_of_different_sites() -> None:
     assert {"account", "qos", "gpus_per_node", "container"} <= keys["centre"]
     assert "container" in keys["industry"]
     assert "testcluster" in keys
+
+
+def test_files_of_slurm_are_in_an_installation_too() -> None:
+    """They are links here, and a wheel has what they lead to: `package-data`, and no package of its own."""
+    assert shipped.PROFILES.resolve() == ROOT / "slurm/profiles"
+    assert shipped.BATCH_TEMPLATE.resolve() == ROOT / "slurm/batch.sh.j2"
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert {"shipped/profiles/*", "shipped/batch.sh.j2"} <= set(tool["package-data"]["launcher"])
+    assert "launcher.shipped.*" in tool["packages"]["find"]["exclude"]
 
 
 def test_the_schema_of_a_profile_has_its_keys_and_no_other() -> None:
