@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,9 +71,7 @@ def sbatch(script: str, folder: Path, *, flags: Sequence[str], environment: Mapp
         ) from None
     except (OSError, FailedSubmissionError) as error:
         raise Refusal(str(error)) from error
-    kept = folder / f"batch-{job}.sh"
-    kept.unlink(missing_ok=True)
-    os.link(path, kept)
+    shutil.copy(path, folder / f"batch-{job}.sh")
     return job
 
 

@@ -1,6 +1,7 @@
 """What a person waits for before anything runs: `launch --help` and dry runs, against `torchrun --help`.
 
-`python tests/bench/command.py [--rounds 7] [--json]`. The dry run of 1,024 nodes is in seconds, without a peer.
+`python tests/bench/command.py [--rounds 7] [--json]`. The dry runs of 1,024 nodes are in seconds, without a peer;
+that of SLURM may take 0.8 s.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def main() -> None:
             "torchrun": lambda: {"help": [seconds(theirs, "--help")]},
             "launch": lambda: {
                 "help": [seconds(ours, "--help")],
-                "dry_run": [seconds(ours, str(RECIPE), "--nodes", "2", "--dry-run")],
-                "dry_run_1024x8": [seconds(ours, str(RECIPE), *LARGE, "--dry-run")],
+                "dry_run": [seconds(ours, str(RECIPE), "--nodes", "2", "--on", "local", "--dry-run")],
+                "dry_run_1024x8": [seconds(ours, str(RECIPE), *LARGE, "--on", "local", "--dry-run")],
+                "dry_run_slurm_1024x8": [seconds(ours, str(RECIPE), *LARGE, "--on", "slurm", "--dry-run")],
             },
         },
     )

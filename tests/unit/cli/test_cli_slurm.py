@@ -213,6 +213,20 @@ def test_after_a_run_waits_for_its_newest_job(launch: Launch, site: Path) -> Non
     assert launch("train.py", "--on", "slurm", "--after", "nosuchrun").code == 2
 
 
+def test_each_job_keeps_the_script_that_it_was_submitted_with(launch: Launch, site: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "again.yaml"
+    recipe.write_text(f"name: again\nscript: {Path('train.py').absolute()}\nresume: self\n")
+    assert launch(str(recipe), "--on", "slurm").code == 0
+    run = all_runs()[0].run
+    (site / "squeue").write_text("#!/bin/sh\n")  # it is gone
+    events = run.events / "head.jsonl"
+    events.write_text('{"time": 9e9, "writer": "head", "event": "finished", "state": "FAILED", "exit_code": 1}\n')
+    assert launch("resume", "last", "slurm.time=3h").code == 0
+    assert "--time=03:00:00" not in (run.slurm / "batch-101.sh").read_text()
+    assert "--time=03:00:00" in (run.slurm / "batch-102.sh").read_text()
+    assert "--time=03:00:00" in (run.slurm / "batch.sh").read_text()
+
+
 def test_a_rerun_does_not_wait_again(launch: Launch, site: Path) -> None:
     assert launch("train.py", "--on", "slurm", "--begin", "now+1hour").code == 0
     assert launch("rerun", "last").code == 0
