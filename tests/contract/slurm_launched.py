@@ -78,16 +78,19 @@ Login = Callable[..., subprocess.CompletedProcess[str]]
 def on_slurm(slurm_cluster: SlurmCluster, tmp_path: Path) -> Iterator[OnSlurm]:
     """Start `launch TARGET ARGUMENTS --on slurm` on the login node, with runs and state of the test's own.
 
-    `--on` among the arguments is left as it is. What is still queued or runs at the end of the test is cancelled.
+    `--on` among the arguments is left as it is; `prefix` stands before `launch`, as `env -i` would. What is still
+    queued or runs at the end of the test is cancelled.
     """
     started: list[SlurmLaunched] = []
 
-    def start(target: str | Path, *arguments: str, env: dict[str, str] | None = None) -> SlurmLaunched:
+    def start(
+        target: str | Path, *arguments: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()
+    ) -> SlurmLaunched:
         name = f"s{len(started)}"
         options = ["--runs-dir", str(tmp_path / "runs"), "--name", name]
         options += [] if "--on" in arguments else ["--on", "slurm"]
         cut = arguments.index("--") if "--" in arguments else len(arguments)
-        argv = [*_LOGIN, LAUNCH, str(target), *arguments[:cut], *options, *arguments[cut:]]
+        argv = [*_LOGIN, *prefix, LAUNCH, str(target), *arguments[:cut], *options, *arguments[cut:]]
         launched = SlurmLaunched(slurm_cluster, argv, name, tmp_path, {**os.environ, **(env or {})})
         started.append(launched)
         return launched

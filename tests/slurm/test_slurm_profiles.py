@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ def _nodes(run_dir: Path) -> list[str]:
 
     (started,) = [event for event in read_events(run_dir) if event["event"] == "allocation_started"]
     return [name.removeprefix("n") for name in started["nodes"]]
+
+
+def test_a_launch_with_hardly_an_environment_runs_all_the_same(
+    slurm_cluster: SlurmCluster, on_slurm: OnSlurm, recipe: Recipe, site: Path, tmp_path: Path
+) -> None:
+    """F055: the interpreter is known by its path, whatever the PATH of the one who submits, or of the node."""
+    state = f"XDG_STATE_HOME={tmp_path / 'state'}"
+    bare = ("env", "-i", "PATH=/usr/bin:/bin", f"HOME={tmp_path}", state, f"SLURM_CONF={slurm_cluster.config}")
+    run = on_slurm(recipe("import sys, toy\nprint(sys.prefix)", nproc=1), "--on", str(site), prefix=bare)
+    assert run.wait_for_result()["state"] == "SUCCEEDED", run.console
+    assert run.log(0).startswith(f"{sys.prefix}\n")
 
 
 def test_what_slurm_refuses_is_said_with_the_line_of_the_profile(on_slurm: OnSlurm, recipe: Recipe, site: Path) -> None:
