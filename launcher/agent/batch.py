@@ -41,7 +41,6 @@ _SRUN_LATE_S = 15.0
 """How long tasks may still be there once the head agent has said how it ended: a lost node's never go by themselves."""
 _LAST_WORD_S = 2.0
 """Before SLURM's KILL: by then the end is written down, whether the tasks have left or not."""
-_REQUEUE_WAIT_S = 60.0
 _PORTS = range(20_000, 32_000)
 _TRIES = 200
 _REFUSED = 3
@@ -380,14 +379,14 @@ class _Batch:
                 ref = f"slurm:{scheduler.submit(self._slurm.script, self._array_flags(), cwd=str(self._run.slurm))}"
             elif how == "requeue" and not end.requeued_already:
                 self._went_on(how, end, ref)
-                scheduler.requeue(self._job)
-                return self._wait_for_the_end()
+                scheduler.requeue(self._job)  # SLURM has decided by then: who leaves now does not count as completed
+                return 0
         except SchedulerError as error:
             if how == "requeue" and self._is_requeued():  # by SLURM, in the meantime
-                return self._wait_for_the_end()
+                return 0
             return self._not_gone_on(end, how, error)
         self._went_on(how, end, ref)
-        return self._wait_for_the_end() if end.requeued_already else 0
+        return 0
 
     def _went_on(self, how: str, end: AllocationEnd, ref: str | None) -> None:
         self._events.write("requeued", allocation=self._number, how=how, cause=end.cause.value, ref=ref)
@@ -410,15 +409,6 @@ class _Batch:
     def _array_flags(self) -> list[str]:
         task = os.environ.get("SLURM_ARRAY_TASK_ID")
         return [f"--array={task}"] if task else []
-
-    def _wait_for_the_end(self) -> int:
-        """SLURM ends what is requeued; who leaves before that might count as completed."""
-        deadline_s = time.monotonic() + _REQUEUE_WAIT_S
-        while time.monotonic() < deadline_s:
-            ready, _, _ = select.select([self._signals], [], [], deadline_s - time.monotonic())
-            if ready and signal.SIGTERM in os.read(self._signals, 64):
-                break
-        return 0
 
     def _finish(self, finish: Finish) -> int:
         """The run is over, and nobody else has said it."""

@@ -156,7 +156,7 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
     if cause == Cause.TIME_LIMIT or (ends and seconds_left is not None and seconds_left < _AT_LIMIT_S):
         return ended(Cause.TIME_LIMIT, "the time limit of the job was reached")
     lost = _lost_node(own)
-    if bad_task is not None and bad_task.was_killed and (lost is not None or not stopped):
+    if bad_task is not None and bad_task.was_killed and (lost is not None or not (stopped or ends)):
         reason = (
             f"node {bad_task.task} ({bad_task.host}) was lost: the launcher's process there ended by {bad_task.what}"
         )

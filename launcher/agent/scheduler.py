@@ -15,6 +15,7 @@ from launcher.wording import first_line
 
 _LIMIT_S = 15.0
 _REQUEUE_LIMIT_S = 60.0
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI")
 _UNLIMITED_DAYS = 350
 """SLURM counts down from a year where a job has no limit."""
 _UNREACHABLE = re.compile(
@@ -107,7 +108,7 @@ def submit(script: str, flags: Sequence[str], *, cwd: str) -> str:
 
 def outside(env: Mapping[str, str]) -> dict[str, str]:
     """An environment without what this job has added to it."""
-    return {name: value for name, value in env.items() if not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "PMI"))}
+    return {name: value for name, value in env.items() if name == "SLURM_CONF" or not name.startswith(_OF_A_JOB)}
 
 
 def _call(

@@ -1,0 +1,105 @@
+"""What SLURM prints, read; what it says when it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.agent import scheduler
+from launcher.agent.scheduler import JobView, SchedulerError
+
+RUNNING = (
+    "JobId=1046 JobName=probe.sh UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 Nice=0 QOS=normal "
+    "JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
+    "RunTime=00:00:07 TimeLimit=UNLIMITED TimeMin=N/A PreemptEligibleTime=2026-11-30T09:26:55 PreemptTime=None "
+    "SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-30T09:26:55 Scheduler=Main Partition=low"
+)
+
+
+def test_a_job_that_runs() -> None:
+    assert scheduler.read_job(RUNNING) == JobView(state="RUNNING")
+
+
+def test_a_job_in_the_grace_time_of_a_preemption() -> None:
+    preempted = RUNNING.replace("PreemptTime=None", "PreemptTime=2026-11-30T09:41:27")
+    assert scheduler.read_job(preempted).preempted
+
+
+def test_a_job_that_was_requeued_while_its_batch_script_lives() -> None:
+    """As 22.05 has it: still COMPLETING, one restart more, and no fields of preemption at all."""
+    text = "JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=1 EndTime=Unknown SuspendTime=None"
+    assert scheduler.read_job(text) == JobView(state="COMPLETING", restarts=1)
+
+
+def test_fields_that_a_version_does_not_have() -> None:
+    assert scheduler.read_job("") == JobView(state="UNKNOWN")
+    assert scheduler.read_job("JobState=FUTURE_STATE Restarts=many") == JobView(state="FUTURE_STATE")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("59", None),
+        ("0:59\n", 59.0),
+        ("12:34", 754.0),
+        ("2:03:04", 7384.0),
+        ("1-02:03:04", 93784.0),
+        ("UNLIMITED", None),
+        ("NOT_SET", None),
+        ("INVALID", 0.0),
+        ("364-23:59:59", None),
+        ("", None),
+    ],
+)
+def test_time_left(text: str, seconds: float | None) -> None:
+    assert scheduler.read_time_left(text) == seconds
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_a_refusal_is_said_in_slurms_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(tmp_path, "scontrol", "echo 'Requested operation is presently disabled for job 7' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(SchedulerError) as caught:
+        scheduler.requeue("7")
+    assert str(caught.value) == "`scontrol requeue 7`: Requested operation is presently disabled for job 7"
+    assert not caught.value.unreachable
+
+
+def test_a_controller_that_is_not_reached_has_refused_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(tmp_path, "scontrol", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(SchedulerError) as caught:
+        scheduler.job_view("7")
+    assert caught.value.unreachable
+
+
+def test_a_tool_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F034 F046: inside an image there may be none."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SchedulerError, match="there is no `squeue` on this node"):
+        scheduler.seconds_left("7")
+
+
+def test_a_job_is_submitted_again_as_from_a_login_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(
+        tmp_path,
+        "sbatch",
+        f"cat > {tmp_path}/script; env > {tmp_path}/env; echo \"$@\" > {tmp_path}/argv; echo '42;dev'",
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_CONF", "/etc/elsewhere.conf")
+    monkeypatch.setenv("MINE", "x")
+    assert scheduler.submit("#!/bin/bash\ntrue\n", ["--array=3"], cwd=str(tmp_path)) == "42"
+    env = (tmp_path / "env").read_text()
+    assert "SLURM_JOB_ID" not in env
+    assert "SLURM_CONF=/etc/elsewhere.conf" in env, "how SLURM is found is no part of the job"
+    assert "MINE=x" in env
+    assert (tmp_path / "script").read_text() == "#!/bin/bash\ntrue\n"
+    assert (tmp_path / "argv").read_text() == "--parsable --array=3\n"
