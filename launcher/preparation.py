@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import shlex
 import signal
 import subprocess
 import time
@@ -16,7 +18,7 @@ from launcher import redact
 from launcher.errors import Problem, Refused
 from launcher.planning.variables import OFFLINE_ORIGIN
 from launcher.runs.create import record_event
-from launcher.wording import signal_name
+from launcher.wording import first_line, signal_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from launcher.runs.rundir import RunDir
 
 _KEPT_LINES = 3
-_SAY_FAILED = 'trap \'printf "%s" "$BASH_COMMAND" >"$LAUNCH_PREPARE_FAILED"\' ERR'
+_LOOK_S = 0.05
 
 
 def prepare(plan: Plan, run: RunDir, *, show: Callable[[str], None]) -> None:
@@ -36,33 +38,33 @@ def prepare(plan: Plan, run: RunDir, *, show: Callable[[str], None]) -> None:
     if not plan.prepare:
         return
     begun_s = time.monotonic()
-    failed = run.path / "logs" / ".prepare-failed"
-    code, output = _run(plan, run, failed, show)
-    line = failed.read_text(encoding="utf-8", errors="replace") if failed.exists() else ""
-    failed.unlink(missing_ok=True)
+    begun = run.path / "logs" / ".prepare-line"
+    code, output = _run(plan, run, begun, show)
+    number = begun.read_text() if begun.exists() else ""
+    begun.unlink(missing_ok=True)
     if code:
         how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         said = f": {output[-1]}" if output else ""
-        message = f"`{line}` {how}{said}" if line else f"prepare {how}{said}"
-        raise Refused([Problem(where="prepare", message=message, hint="nothing was submitted")])
+        line = f"line {number} (`{first_line(plan.prepare[int(number) - 1])}`)" if number.isdecimal() else "bash"
+        raise Refused([Problem(where="prepare", message=f"{line} {how}{said}", hint="nothing was submitted")])
     record_event(run, "prepared", time_s=round(time.monotonic() - begun_s, 3))
 
 
-def _run(plan: Plan, run: RunDir, failed: Path, show: Callable[[str], None]) -> tuple[int, list[str]]:
+def _run(plan: Plan, run: RunDir, begun: Path, show: Callable[[str], None]) -> tuple[int, list[str]]:
     """The exit code (negative: of a signal), and the last lines of the output."""
     redactor, kept = redact.own(), deque[str](maxlen=_KEPT_LINES)
-    script = "\n".join(["set -E", _SAY_FAILED, *plan.prepare])
+    noted = shlex.quote(str(begun))
+    script = "\n".join(f"echo -n {number} >{noted}\n{line}" for number, line in enumerate(plan.prepare, 1))
     process = subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", script, "prepare"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=_environment(plan, run, failed, os.environ),
+        env=_environment(plan, run, os.environ),
         start_new_session=True,  # Ctrl-C reaches it once, by us
     )
-    assert process.stdout is not None
     with _passed_on(process), (run.path / "logs" / "prepare.log").open("ab") as log:
-        for raw in process.stdout:
+        for raw in _output(process):
             line = redactor.data(raw)
             log.write(line)
             log.flush()
@@ -72,13 +74,33 @@ def _run(plan: Plan, run: RunDir, failed: Path, show: Callable[[str], None]) -> 
         return process.wait(), list(kept)
 
 
-def _environment(plan: Plan, run: RunDir, failed: Path, environment: Mapping[str, str]) -> dict[str, str]:
+def _output(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """The lines of a process until its end. What it leaves running may hold its output open: that is not waited for."""
+    assert process.stdout is not None
+    descriptor, rest = process.stdout.fileno(), b""
+    while True:
+        has_ended = process.poll() is not None
+        ready, _, _ = select.select([descriptor], [], [], 0 if has_ended else _LOOK_S)
+        if not ready and has_ended:
+            break
+        if ready:
+            chunk = os.read(descriptor, 1 << 16)
+            if not chunk:
+                break
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line + b"\n" for line in lines)
+    process.stdout.close()
+    if rest:
+        yield rest + b"\n"
+
+
+def _environment(plan: Plan, run: RunDir, environment: Mapping[str, str]) -> dict[str, str]:
     """The user's own environment with what `env` of the recipe says, which a download may need as the workers do.
 
     What only holds on nodes without internet does not hold here.
     """
     env = {variable.name: variable.value for variable in plan.env if variable.origin != OFFLINE_ORIGIN}
-    ours = {"LAUNCH_RUN_DIR": str(run.path), "LAUNCH_RUN_ID": run.run_id, "LAUNCH_PREPARE_FAILED": str(failed)}
+    ours = {"LAUNCH_RUN_DIR": str(run.path), "LAUNCH_RUN_ID": run.run_id}
     return {**environment, **env, **ours}
 
 

@@ -124,7 +124,11 @@ def submit(
     """Start the agents of a plan, then stay with them or return. Returns the exit code."""
     console = Tail(run.console, begin_bytes=size_bytes(run.console))  # a resume does not show the past again
     ref = start(plan, run, executor, attached=not detach, is_new=is_new)
-    more = {} if plan.executor != "slurm" else _show_submitted(plan, run, ref, executor, as_json=as_json)
+    more = (
+        {}
+        if plan.executor != "slurm"
+        else _show_submitted(plan, run, ref, executor, as_json=as_json, follows=not detach)
+    )
     if not detach:
         from launcher.cli.follow import Job, follow  # imported while the agents start
 
@@ -139,7 +143,9 @@ def submit(
     return 0
 
 
-def _show_submitted(plan: Plan, run: RunDir, ref: JobRef, executor: Executor, *, as_json: bool) -> dict[str, Any]:
+def _show_submitted(
+    plan: Plan, run: RunDir, ref: JobRef, executor: Executor, *, as_json: bool, follows: bool
+) -> dict[str, Any]:
     """Say what SLURM makes of a job; the same for programs."""
     from launcher.cli.submitted import free_bytes, submitted_block, submitted_fields
     from launcher.cli.summary import here
@@ -147,7 +153,8 @@ def _show_submitted(plan: Plan, run: RunDir, ref: JobRef, executor: Executor, *,
     seen = executor.observe(ref)
     if not as_json:
         free = free_bytes(run.path)
-        print(submitted_block(plan, ref, seen, cwd=here(), free_bytes=free, now_s=time.time()), flush=True)
+        now_s = time.time()
+        print(submitted_block(plan, ref, seen, cwd=here(), free_bytes=free, now_s=now_s, follows=follows), flush=True)
     return submitted_fields(plan, ref, seen)
 
 

@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from launcher.runs.observed import Observation
 
 
-def submitted_block(plan: Plan, ref: JobRef, seen: Observation, *, cwd: Path, free_bytes: int, now_s: float) -> str:
-    """For people. `free_bytes`: of the disk of the run directory; `now_s`: in seconds since the epoch."""
+def submitted_block(
+    plan: Plan, ref: JobRef, seen: Observation, *, cwd: Path, free_bytes: int, now_s: float, follows: bool = False
+) -> str:
+    """For people. `free_bytes`: of the disk of the run directory; `now_s`: in seconds since the epoch.
+
+    follows: the output of the run comes next.
+    """
     jobs = f"job {ref.ident}" if not ref.following else f"jobs {', '.join((ref.ident, *ref.following))}, one by one"
     rows = _rows(plan, seen, cwd=cwd, free_bytes=free_bytes, now_s=now_s)
     lines = [f"{plan.run_id}   {jobs}", *(f"  {name:<8}{text}" for name, text in rows)]
+    if follows:
+        return "\n".join(lines)
     return "\n".join([*lines, "Next   launch status last      launch logs last -f      launch cancel last"])
 
 

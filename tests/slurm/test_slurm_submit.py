@@ -173,7 +173,7 @@ def test_prepare_runs_once_where_launch_is_called_and_its_failure_queues_nothing
         str(report), f"prepare={failing}", "--on", "slurm", "--runs-dir", str(tmp_path / "no"), "--name", "unready"
     )
     assert said.returncode == 3
-    assert "`cat /nonexistent/weights` ended with exit code 1" in said.stderr
+    assert "line 2 (`cat /nonexistent/weights`) ended with exit code 1" in said.stderr
     assert "never" not in said.stderr.replace("echo never", "")
     assert list((tmp_path / "no").iterdir()) == []
     assert "unready-" not in slurm_cluster.run("squeue", "-h", "-o", "%j")

@@ -199,7 +199,7 @@ def test_where_prepare_fails_nothing_is_queued_and_nothing_left(launch: Launch, 
     """F097"""
     said = launch("train.py", "--on", "slurm", 'prepare=["echo one", "ls /nonexistent"]')
     assert said.code == 3
-    assert "prepare: `ls /nonexistent` ended with exit code 2: ls: cannot access '/nonexistent'" in said.err
+    assert "prepare: line 2 (`ls /nonexistent`) ended with exit code 2: ls: cannot access '/nonexistent'" in said.err
     assert calls(site) == []
     assert all_runs() == []
 
