@@ -19,6 +19,7 @@ _MESSAGE_WIDTH = 120
 _NODES_SHOWN = 8
 _ALLOCATIONS_SHOWN = 6
 _RANKS_SHOWN = 16
+_EXPECTED_S = 100 * 86400
 
 
 @click.command()
@@ -149,7 +150,8 @@ def expected_start(starts_s: float | None, now_s: float) -> str:
     """`expected 14:05`, with the day where it is another one; empty where nobody knows, or it has passed."""
     from datetime import datetime
 
-    if starts_s is None or starts_s < now_s:
+    # Behind a job without a limit SLURM expects it in a year.
+    if starts_s is None or not 0 <= starts_s - now_s < _EXPECTED_S:
         return ""
     starts, now = (datetime.fromtimestamp(moment).astimezone() for moment in (starts_s, now_s))
     return f"expected {starts:%H:%M}" + ("" if starts.date() == now.date() else f" on {starts:%Y-%m-%d}")

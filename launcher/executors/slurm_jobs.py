@@ -69,6 +69,8 @@ _ENDED = frozenset(
     ]
 )
 _NOTHING = frozenset({"", "None", "N/A", "NONE", "Unknown", "(null)", "None assigned"})
+_NO_LIMIT = re.compile(r"UNLIMITED|(36[5-9]|3[7-9]\d|[4-9]\d\d|\d{4,})-")
+"""Without a limit SLURM lets a job run for a year."""
 _UNKNOWN_ID = re.compile(r"invalid job id", re.IGNORECASE)
 _OVER = re.compile(r"already completing or completed|invalid job id", re.IGNORECASE)
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not enabled", re.IGNORECASE)
@@ -134,8 +136,7 @@ def parse_squeue(text: str) -> dict[str, Observation]:
             state=observed.state,
             reason=_known(reason) if alive else "",
             starts_s=_moment(starts) if observed.waits else None,
-            # Without a limit SLURM says a year from now.
-            ends_s=None if observed.waits or (alive and limit == "UNLIMITED") else _moment(ends),
+            ends_s=None if observed.waits or (alive and _NO_LIMIT.match(limit)) else _moment(ends),
             nodes=_known(nodes),
         )
     return found

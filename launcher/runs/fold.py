@@ -245,9 +245,12 @@ def _allocation_ended(record: RunRecord, event: Event) -> RunRecord:
         "ended_s": record.last_event_s,
         "cause": cause,
         "sentence": allocation_sentence(event),
-        "saved": event.get("saved"),
         "step": _int(event.get("step")),
     }
+    if event.get("saved") is not None and not any(
+        each["saved"] for each in record.allocations if each["allocation"] == number
+    ):
+        ended["saved"] = event["saved"]  # the head agent, which has stopped the workers, knows it better
     allocations = tuple({**each, **ended} if each["allocation"] == number else each for each in record.allocations)
     return replace(record, allocations=allocations, workers=(), nodes=_set_nodes(record, "ended"), waiting=None)
 
@@ -272,7 +275,11 @@ def _cancel_requested(record: RunRecord, event: Event) -> RunRecord:
 
 
 def _stopped(record: RunRecord, event: Event) -> RunRecord:
-    return replace(record, stop_reason=_text(event.get("reason")) or record.stop_reason, workers=())
+    number = record.allocations[-1]["allocation"] if record.allocations else None
+    saved = {"saved": event.get("saved")}
+    allocations = tuple({**each, **saved} if each["allocation"] == number else each for each in record.allocations)
+    reason = _text(event.get("reason")) or record.stop_reason
+    return replace(record, stop_reason=reason, workers=(), allocations=allocations)
 
 
 def _waiting(record: RunRecord, event: Event) -> RunRecord:

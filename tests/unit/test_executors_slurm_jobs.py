@@ -17,6 +17,7 @@ from launcher.runs.observed import Observation
 SQUEUE = {
     # 22.05, SLURM_TIME_FORMAT=%s
     "33|RUNNING|1796030645|1827566645|UNLIMITED|n[1-2]|None": Observation(alive=True, state="RUNNING", nodes="n[1-2]"),
+    "32|RUNNING|1796030645|1827566645|365-00:00:00|n1|None": Observation(alive=True, state="RUNNING", nodes="n1"),
     "34_0|RUNNING|1796030645|1796030705|1:00|n1|None": Observation(
         alive=True, state="RUNNING", nodes="n1", ends_s=1796030705.0
     ),
