@@ -28,7 +28,7 @@ class Watch:
 
     def __init__(self, run: RunDir, observe: Callable[[str], Observation] = observe_job) -> None:
         self._run, self._watcher = run, Watcher(observe)
-        self._known: tuple[object, ...] = ()
+        self._known: tuple[object, ...] | None = None
         self._seen: tuple[float, RunRecord] | None = None
 
     def look(self) -> RunRecord:
@@ -45,7 +45,7 @@ class Watch:
         record = read_record(self._run, self._watcher)
         # What SLURM said some seconds ago is no news of an allocation that has begun or ended since.
         known = (record.ref, *((each["allocation"], each["ended_s"]) for each in record.allocations))
-        if record.queue is not None and known != self._known:
+        if record.queue is not None and self._known not in (None, known):
             self._watcher.forget()
             record = read_record(self._run, self._watcher)
         self._known = known

@@ -15,10 +15,10 @@ from launcher.cli.follow import Job, follow
 from launcher.cli.report import report_text
 from launcher.cli.signals import SignalInbox
 from launcher.cli.status import status_fields, status_text
-from launcher.cli.story import Story
+from launcher.cli.story import Story, Watch
 from launcher.errors import RecipeError
 from launcher.executors import base
-from launcher.executors.base import JobRef
+from launcher.executors.base import JobRef, Watcher
 from launcher.planning.plan import NodePlan, Plan
 from launcher.runs.create import record_event
 from launcher.runs.events import Event
@@ -28,6 +28,7 @@ from launcher.runs.follow import Tail
 from launcher.runs.observed import Observation
 from launcher.runs.queue import waiting_for
 from launcher.runs.rundir import RunDir
+from launcher.runs.states import RunState
 
 RUN_ID = values.RUN_ID
 AT_S = 1_796_030_000.0
@@ -161,6 +162,40 @@ def test_reasons_have_words(reason: str, words: str) -> None:
 def test_a_reason_that_is_not_known_stays_as_it_is() -> None:
     assert waiting_for("BurstBufferStageIn") is None
     assert waiting_for("") is None
+
+
+def test_a_scheduler_is_asked_every_few_seconds_and_at_once_when_the_files_know_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("launcher.cli.story._READ_SHARE", 0)
+    monkeypatch.setattr(base, "_ASK_EVERY_S", {"slurm": 60.0})
+    run = values.create(tmp_path / "runs", executor="slurm")
+    record_event(run, "submitted", ref="slurm:7")
+    answers = iter([WAITS, RUNS, HELD])
+    watch = Watch(run, lambda _: next(answers))
+    assert [watch.look().state for _ in range(3)] == [RunState.PENDING] * 3
+    record_event(run, "allocation_started", allocation=1, job="7", nodes=["n1", "n2"])
+    assert [watch.look().state for _ in range(3)] == [RunState.STARTING] * 3
+
+
+def test_a_place_is_asked_no_more_often_than_it_likes() -> None:
+    asked: list[str] = []
+
+    def observe(ref: str) -> Observation:
+        asked.append(ref)
+        return RUNS
+
+    watcher = Watcher(observe)
+    for _ in range(3):
+        watcher("slurm:7")
+        watcher("local:here:1:2")
+    watcher("slurm:8")
+    assert asked.count("slurm:7") == asked.count("slurm:8") == 1
+    assert asked.count("local:here:1:2") == 3
+    watcher.forget()
+    watcher("slurm:7")
+    assert asked.count("slurm:7") == 2
 
 
 def test_a_follower_is_told_each_thing_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from launcher.errors import RecipeError, Refused
 from launcher.runs.checkpoints import checkpoint_steps, find_checkpoint
 from launcher.runs.create import record_event
 from launcher.runs.follow import Tail, size_bytes
-from launcher.runs.load import newest_metrics, read_plan, read_record
+from launcher.runs.load import newest_metrics, read_ended, read_plan, read_record, read_records
 from launcher.runs.observed import GONE, Observation
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
@@ -80,6 +81,50 @@ def test_a_run_that_ends_while_it_is_asked_about_is_not_called_lost(runs_dir: Pa
         return GONE
 
     assert read_record(run, ends_now).state is RunState.SUCCEEDED
+
+
+def test_all_jobs_are_asked_for_at_once_and_of_a_chain_the_next_may_carry_the_run(runs_dir: Path) -> None:
+    chained, alone, done = (values.create(runs_dir, run_id=name) for name in ("chained", "alone", "done"))
+    record_event(chained, "submitted", ref="slurm:1", chain=["slurm:1", "slurm:2"])
+    record_event(alone, "submitted", ref="slurm:3")
+    record_event(done, "submitted", ref="slurm:4")
+    Ends("SUCCEEDED", "done", 0).play(done)
+    asked: list[list[str]] = []
+
+    def observe_all(refs: Sequence[str]) -> dict[str, Observation]:
+        asked.append(list(refs))
+        waits = Observation(alive=True, state="PENDING")
+        return {ref: waits if ref == "slurm:2" else Observation(alive=False, state="TIMEOUT") for ref in refs}
+
+    states = [record.state for record in read_records([chained, done, alone], observe_all)]
+    assert states == [RunState.PENDING, RunState.SUCCEEDED, RunState.TIMED_OUT]
+    assert asked == [["slurm:1", "slurm:2", "slurm:3"]]
+
+
+def test_a_list_needs_the_result_alone_and_says_what_the_events_say(runs_dir: Path) -> None:
+    run = values.create(runs_dir)
+    for moment in STARTS:
+        moment.play(run)
+    Happens("worker", "training_started", {"attempt": 1, "step": 0, "total_steps": 632}).play(run)
+    assert read_ended(run) is None
+    Ends("SUCCEEDED", "done", 0, {"step": 632, "total_steps": 632}).play(run)
+    short, whole = read_ended(run), read_record(run, lambda _: GONE)
+    assert short is not None
+    for name in ("state", "sentence", "step", "total_steps", "exit_code"):
+        assert getattr(short, name) == getattr(whole, name), name
+    run.result.rename(run.path / "result-1.json")  # as a resume does
+    assert read_ended(run) is None
+
+
+def test_a_job_that_never_began_left_its_words_or_none(runs_dir: Path) -> None:
+    """F027."""
+    run = values.create(runs_dir)
+    record_event(run, "submitted", ref="slurm:7")
+    ended = Observation(alive=False, state="FAILED")
+    assert f"it left no output in {run.slurm}" in read_record(run, lambda _: ended).reason
+    run.slurm.mkdir()
+    (run.slurm / "7.log").write_text("launch | job 7 on n1\nlaunch | setup failed: no python\n")
+    assert read_record(run, lambda _: ended).reason == "launch | job 7 on n1 | launch | setup failed: no python"
 
 
 def test_a_plan_of_another_version_is_refused(runs_dir: Path) -> None:
