@@ -75,6 +75,8 @@ PLACES = {
     "fake": fake_place,
     "local": pytest.param(local_place, marks=pytest.mark.process),
 }
+ON_A_CLUSTER = {"slurm": "test_slurm_contract.py", "here": "test_slurm_here.py"}
+"""Executors that need one, and the tests in tests/slurm that hold them to the same."""
 
 
 @pytest.fixture(params=PLACES.values(), ids=PLACES)
@@ -140,6 +142,7 @@ def test_a_job_that_never_was_is_no_error(place: Place) -> None:
 
 
 def test_every_executor_of_the_table_is_here() -> None:
-    assert set(EXECUTORS) <= set(PLACES)
+    assert set(EXECUTORS) <= PLACES.keys() | ON_A_CLUSTER.keys()
+    assert all((Path(__file__).parents[1] / "slurm" / file).exists() for file in ON_A_CLUSTER.values())
     for name in EXECUTORS:
         assert get_executor(name).name == name
