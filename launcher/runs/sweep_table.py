@@ -98,7 +98,7 @@ def sweep_table(sweep: SweepDir, record: SweepRecord, observe_all: ObserveAll, *
     if not look.seen and (unmade or begun):
         ask([ref for index in begun if (ref := look.place(index)) is not None])
     for index, each in zip(begun, records, strict=True):
-        only_looked_at = each.ref is None and each.state is RunState.SUBMITTED
+        only_looked_at = each.ref is None and not each.state.is_final and each.attempts == 0
         rows[index] = look.waiting(index) if only_looked_at else look.row(index, each)
     rows |= {index: look.waiting(index) for index in unmade}
     return SweepTable(
