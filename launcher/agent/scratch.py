@@ -37,10 +37,12 @@ def make(run_id: str, *, base: str | None = None) -> None:
 
     base: the folder that it is made in; None = where temporary files go anyway.
     """
-    base = tempfile.gettempdir() if base is None else base
+    given, base = base, tempfile.gettempdir() if base is None else base
     folder = Path(base, _name(run_id))
     if len(os.fsencode(folder)) > _MAX_LENGTH:
         folder = Path(_SHORT, folder.name)
+        if given is not None:
+            print(f"launch: {given} is too long for sockets below it: temporary files go to {_SHORT}", file=sys.stderr)
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
@@ -67,12 +69,12 @@ def clear() -> None:
             os.rmdir(os.environ[_COMPILED])  # noqa: PTH106 - only where it is empty: importing torch._dynamo makes it
 
 
-def sweep() -> None:
-    """Remove what killed runs of this user have left here."""
-    for base in {tempfile.gettempdir(), _SHORT}:
-        for folder, run in _abandoned(base):
+def sweep(*, base: str | None = None) -> None:
+    """Remove what killed runs of this user have left here, in this folder too."""
+    for folder in {tempfile.gettempdir(), _SHORT, base or _SHORT}:
+        for found, run in _abandoned(folder):
             if run not in _living_runs():
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(found, ignore_errors=True)
 
 
 def _abandoned(base: str) -> Iterator[tuple[Path, str]]:

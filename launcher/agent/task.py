@@ -7,6 +7,7 @@ makes srun end the other tasks.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,8 +74,9 @@ def _serve(plan: Plan, run: RunDir, node: int, host: str, *, place: Allocation, 
         bound = binding.bind(plan, node, env=os.environ, host=host, head=place.head[0], cpus=cpus, known=known)
         for warning in bound.warnings:
             LineFile(run.console).write(f"launch | {warning}\n".encode())
-        scratch.sweep()
-        scratch.make(run.run_id, base=_scratch(plan.scratch))
+        base = _scratch(plan.scratch)
+        scratch.sweep(base=base)
+        scratch.make(run.run_id, base=base)
         listener = _listen(place) if node == 0 else None
         zygote.preload((plan.worker.preload or ()) if plan.forks_workers else ())
     except zygote.PreloadError as error:
@@ -104,7 +106,11 @@ def _scratch(folder: str | None) -> str | None:
     if folder is None:
         return None
     text = folder.replace("\\", "\\\\").replace('"', '\\"')
-    done = subprocess.run(["bash", "-c", f'printf %s "{text}"'], capture_output=True, text=True, check=False)
+    bash = shutil.which("bash") or "/bin/bash"  # `setup` may have left any PATH
+    try:
+        done = subprocess.run([bash, "-c", f'printf %s "{text}"'], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NodeError(f"scratch: {bash} cannot be run: {error.strerror}") from None
     found = done.stdout
     if done.returncode or not found or not Path(found).is_dir() or not os.access(found, os.W_OK):
         said = f": {done.stderr.strip()}" if done.stderr.strip() else ""
