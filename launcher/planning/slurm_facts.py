@@ -6,9 +6,12 @@ is None or empty, and a plan goes on without it.
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,22 +98,31 @@ class Allocation:
 
 
 class SlurmProbe:
-    """The questions, asked at once and waited for later, so that other probes run meanwhile."""
+    """The questions, asked at once and waited for later, so that other probes run meanwhile.
+
+    A launch asks twice, for the plan and before the submission: what was said a moment ago is not asked again.
+    """
 
     def __init__(self) -> None:
         self._asked: dict[str, subprocess.Popen[str]] = {}
-        if shutil.which("scontrol") is not None:
-            self._asked = {name: _ask(argv) for name, argv in _QUESTIONS.items() if shutil.which(argv[0]) is not None}
+        self._asked_s = time.monotonic()
+        self._place = (os.environ.get("PATH", ""), os.environ.get("SLURM_CONF", ""))
+        said_s, said = _answers.get(self._place, (-math.inf, None))
+        self._known: SlurmFacts | None = said if self._asked_s - said_s < _FRESH_S else None
+        if self._known is not None or shutil.which("scontrol") is None:
+            return
+        self._asked = {name: _ask(argv) for name, argv in _QUESTIONS.items() if shutil.which(argv[0]) is not None}
 
     def answer(self, *, limit_s: float = ASK_LIMIT_S) -> SlurmFacts | None:
-        """What SLURM says; None where there is none on this machine."""
+        """What SLURM says, at most so long after the question; None where there is none on this machine."""
         if not self._asked:
-            return None
+            return self._known
         said: dict[str, str] = {}
         faults: list[str] = []
         for name, process in self._asked.items():
             try:
-                output, errors = process.communicate(timeout=limit_s)
+                left_s = self._asked_s + limit_s - time.monotonic()
+                output, errors = process.communicate(timeout=max(0.0, left_s))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
@@ -122,7 +134,14 @@ class SlurmProbe:
                 faults.append(f"`{' '.join(_QUESTIONS[name])}`: {why}")
         facts = parse_config(said.get("config", ""))
         partitions = with_nodes(parse_partitions(said.get("partitions", "")), said.get("nodes", ""))
-        return replace(facts, partitions=partitions, fault=faults[0] if faults else "")
+        found = replace(facts, partitions=partitions, fault=faults[0] if faults else "")
+        _answers[self._place] = time.monotonic(), found
+        return found
+
+
+_FRESH_S = 10.0
+_answers: dict[tuple[str, str], tuple[float, SlurmFacts]] = {}
+"""What was said, and when, where PATH and SLURM_CONF were these."""
 
 
 def parse_config(text: str) -> SlurmFacts:
