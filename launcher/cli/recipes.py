@@ -33,8 +33,9 @@ def check(ctx: click.Context, items: tuple[str, ...], where: str | None) -> None
     failed = False
     for path in paths:
         try:
-            load_recipe(Path(path), overrides, profile=profile)
-            click.echo(f"ok  {path}{on}")
+            loaded = load_recipe(Path(path), overrides, profile=profile)
+            points = f"   a sweep of {len(loaded.points)}" if loaded.points else ""
+            click.echo(f"ok  {path}{on}{points}")
         except RecipeError as error:
             failed = True
             click.echo(str(error), err=True)

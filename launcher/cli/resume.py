@@ -42,9 +42,10 @@ def resume(run: str, detach: bool | None, as_json: bool, **options: Any) -> int:
         from launcher.cli.run import LaunchOptions
         from launcher.cli.sweep import resume_sweep
 
-        if given := [name for name, value in options.items() if value]:
-            hint = f"of a point: launch resume {sweep.point(0).run_id} ..."
-            message = f"the points of a sweep go on as they are; {', '.join(given)} can be changed of one at a time"
+        said = {"overrides": "KEY=VALUE", "nodes": "--nodes", "where": "--on", "choice": "--code"}
+        if given := [said[name] for name, value in options.items() if value]:
+            hint = f"one point alone: launch resume {sweep.point(0).run_id} ..."
+            message = f"the points of a sweep go on as they are, all of them; {', '.join(given)} is for one alone"
             raise Refused([Problem(where=sweep.sweep_id, message=message, hint=hint)])
         return resume_sweep(sweep, LaunchOptions(detach=detach, as_json=as_json))
     found = find_run(run)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ValidationError
+
 from launcher.recipe.masks import shown_override
 from launcher.recipe.nodes import (
     Findings,
@@ -28,8 +30,9 @@ from launcher.recipe.nodes import (
     dotted,
     put,
 )
-from launcher.recipe.scalars import is_null
+from launcher.recipe.scalars import is_null, plain_value
 from launcher.recipe.schema import Recipe
+from launcher.recipe.typed import annotation_of, fields_of, typed
 from launcher.recipe.yamltext import parse_value
 
 MAX_POINTS = 10_000
@@ -291,9 +294,13 @@ def _validated(root: Table, points: Sequence[_Point], validate: Validate, findin
         for setting in point:
             groups.setdefault(setting.keys[0], []).append(setting)
         if apart and bare is not None and groups.keys() <= _APART:
-            parts = {section: recipe_of(tuple(settings)) for section, settings in groups.items()}
-            update = {section: getattr(part, section) for section, part in parts.items() if part is not None}
-            recipe = bare.model_copy(update=update) if len(update) == len(parts) else None
+            update = {}
+            for name, settings in groups.items():
+                section = _with_numbers(getattr(bare, name), settings)
+                if section is None and (whole := recipe_of(tuple(settings))) is not None:
+                    section = getattr(whole, name)
+                update[name] = section
+            recipe = None if None in update.values() else bare.model_copy(update=update)
         else:
             recipe = recipe_of(point)
         if recipe is not None:
@@ -303,6 +310,28 @@ def _validated(root: Table, points: Sequence[_Point], validate: Validate, findin
                 origins={dotted(setting.keys): f"sweep {_place(setting)}" for setting in point},
                 recipe=recipe,
             )
+
+
+def _with_numbers(section: BaseModel | None, settings: Sequence[_Setting]) -> BaseModel | None:
+    """A section with numbers of its own replaced; None where that is not all, or not right.
+
+    They are what a long list is made of, and nothing but the schema has a say in them.
+    """
+    if section is None:
+        return None
+    known = fields_of(type(section))
+    values = {name: getattr(section, name) for name in known}
+    for setting in settings:
+        key, node = setting.keys[-1], setting.value
+        if len(setting.keys) != 2 or key not in known or not isinstance(node, Scalar) or not node.plain:
+            return None
+        if isinstance(plain_value(node.text), str):
+            return None
+        values[key] = typed(node, annotation_of(known[key]))
+    try:
+        return type(section).model_validate({**values, **(section.model_extra or {})}, strict=True)
+    except ValidationError:
+        return None  # the whole recipe is checked, which says what is wrong, and where
 
 
 def _tree(base: Table, settings: Sequence[_Setting], findings: Findings) -> Table:

@@ -180,7 +180,7 @@ class _Look:
         if spent:
             total_s = spent.get("total_s")
             return None if total_s is None else float(total_s) - float(spent.get("queue_s") or 0.0)
-        if record.started_s is None or record.state in (RunState.SUBMITTED, RunState.PENDING):
+        if record.started_s is None or not (record.attempts or record.allocations):
             return None
         return (record.ended_s or self._now_s) - record.started_s
 

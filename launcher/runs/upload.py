@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher import redact
 from launcher.planning.plan import Plan
+from launcher.planning.worker_env import group_of
 from launcher.runs.rundir import RunDir
 from launcher.runs.sync import FOLDER, ORDER, Part, is_synced
 
@@ -32,7 +33,7 @@ def upload_metrics(run: RunDir, plan: Plan, *, exit_code: int) -> str:
     lines = json.dumps(order) + "\n" + json.dumps({"finish": exit_code}) + "\n"
     command = [plan.worker.python, "-P", "-m", "jobs.follower"]
     own = {"WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true"}  # of this process, not of the training
-    return _run(command, {"WANDB_RUN_GROUP": run.run_id, **own}, given=lines)
+    return _run(command, {"WANDB_RUN_GROUP": group_of(run.run_id), **own}, given=lines)
 
 
 def upload_part(part: Part, *, first: bool, program: Sequence[str], appends: bool) -> None:
