@@ -131,6 +131,7 @@ def test_any_number_of_jobs_is_one_call(client: Client, tmp_path: Path) -> None:
     assert {each.alive for each in seen.values()} == {True}
     (call,) = calls(tmp_path, "squeue")
     assert ",199,200,900 " in f"{call} ", "an array is asked for once"
+    assert "--states=all" in call, "one that has just ended is known without accounting"
     assert calls(tmp_path, "sacct") == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
@@ -260,6 +260,7 @@ EVENTS = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(EVENTS, max_size=30))
 def test_whatever_is_told_in_whatever_order_the_parts_add_up(told: list[tuple[float, str, dict[str, Any]]]) -> None:
     events = story((0, "created", {}), *sorted(told, key=lambda each: each[0]))
