@@ -372,12 +372,13 @@ class _Batch:
         return refs[refs.index(own) + 1] if own in refs[:-1] else None
 
     def _go_on(self, end: AllocationEnd, chained: str | None) -> int:
-        how = self._slurm.continue_how
+        how = "requeue" if end.requeued_already else self._slurm.continue_how
         ref = chained if how == "chain" else f"slurm:{self._job}"
         try:
             if how == "resubmit":
                 ref = f"slurm:{scheduler.submit(self._slurm.script, self._array_flags(), cwd=str(self._run.slurm))}"
             elif how == "requeue" and not end.requeued_already:
+                # Written first: SLURM's TERM and KILL may come before the command has ended.
                 self._went_on(how, end, ref)
                 scheduler.requeue(self._job)  # SLURM has decided by then: who leaves now does not count as completed
                 return 0

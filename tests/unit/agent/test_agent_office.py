@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from agent_values import TOKEN
 
+from launcher.agent import allocation as allocations
+from launcher.agent.allocation import Allocation
 from launcher.agent.channel import Connection, connect, listen
 from launcher.agent.loop import Loop
 from launcher.agent.office import HeadOffice
@@ -26,12 +28,14 @@ MakeRun = Callable[..., tuple[Plan, RunDir]]
 class Office:
     """An office whose loop the test runs; node 0 is the test itself."""
 
-    def __init__(self, plan: Plan, run: RunDir) -> None:
+    def __init__(self, plan: Plan, run: RunDir, allocation: Allocation | None = None) -> None:
         self.plan, self.run, self.loop = plan, run, Loop()
         self.loop.every(0.01, lambda: None)
         self.listener = listen("127.0.0.1")
         self.to_self: list[dict[str, Any]] = []
-        self.office = HeadOffice(plan, run, self.loop, self.listener, to_self=self.to_self.append)
+        self.office = HeadOffice(
+            plan, run, self.loop, self.listener, to_self=self.to_self.append, allocation=allocation
+        )
         self.peers: list[Peer] = []
 
     def until(self, done: Callable[[], Any]) -> None:
@@ -247,3 +251,67 @@ def test_what_a_script_left_offline_is_named_at_the_end(make_run: MakeRun, kind:
     office.listener.close()
     assert [event["wandb"]["reason"] for event in office.events("tracking")] == told
     assert all(event["wandb"]["sync"] == f"launch sync {run.run_id}" for event in office.events("tracking"))
+
+
+# ---------------------------------------------------------------- in a job of SLURM
+
+
+def in_allocation(number: int) -> Allocation:
+    return Allocation(number=number, head=("127.0.0.1", 1), ends_s=None)
+
+
+def test_the_head_of_a_new_allocation_takes_over_from_nobody(make_run: MakeRun) -> None:
+    """Attempts are counted on, the restarts that were used too; but no agent of the last allocation is waited for."""
+    plan, run = make_run()
+    EventWriter(run.path, "launch-1").write("created")
+    before = EventWriter(run.path, "head")
+    before.write("attempt_started", attempt=1, allocation=1)
+    before.write("restarting", attempt=2, restarts=1, max_restarts=3)
+    before.write("attempt_started", attempt=2, allocation=1)
+    office = Office(plan, run, in_allocation(2))
+    office.join_self()
+    office.peer(1).connection.send({"type": "ready"})
+    office.until(lambda: office.events("attempt_started")[-1]["attempt"] == 3)
+    assert office.events("node_lost") == []
+    assert office.events("attempt_started")[-1]["allocation"] == 2
+    (start,) = [message for message in office.to_self if message["type"] == "start"]
+    assert start["restarts"] == 1
+
+
+def test_the_successor_of_a_head_in_the_same_allocation_does(make_run: MakeRun) -> None:
+    plan, run = make_run()
+    EventWriter(run.path, "launch-1").write("created")
+    EventWriter(run.path, "head").write("attempt_started", attempt=1, allocation=2)
+    office = Office(plan, run, in_allocation(2))
+    (lost,) = office.events("node_lost")
+    assert lost["node"] == 0
+
+
+def test_what_the_batch_side_asks_for_is_done(make_run: MakeRun) -> None:
+    """By a file, since the signals of a job come from anybody."""
+    plan, run = make_run()
+    office = Office(plan, run, in_allocation(1))
+    office.join_self()
+    office.peer(1).connection.send({"type": "ready"})
+    office.until(lambda: office.events("attempt_started"))
+    run.slurm.mkdir()
+    allocations.stop_request(run.path, 1).write_text("Ctrl-C\n")
+    office.until(lambda: office.events("stop_requested"))
+    assert office.events("stop_requested")[0]["reason"] == "Ctrl-C"
+    assert run.stop_file.exists()
+
+
+def test_a_later_allocation_ends_this_one_without_a_word_on_the_run(make_run: MakeRun) -> None:
+    plan, run = make_run()
+    office = Office(plan, run, in_allocation(1))
+    office.join_self()
+    peer = office.peer(1)
+    peer.connection.send({"type": "ready"})
+    office.until(lambda: office.events("attempt_started"))
+    EventWriter(run.path, "batch-2").write("allocation_started", allocation=2)
+    office.until(lambda: {"type": "kill"} in office.to_self)
+    office.office.hear_self({"type": "ready"})
+    peer.connection.send({"type": "ready"})
+    office.until(lambda: office.events("stopped"))
+    assert office.events("stopped")[0]["allocation"] == 1
+    assert not run.result.exists()
