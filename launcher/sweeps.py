@@ -124,6 +124,11 @@ def prepare_sweep(request: Request, *, command: Sequence[str], dry_run: bool = F
     sweep_id = new_run_id(loaded.recipe.name, now=datetime.now(), random=SystemRandom())
     slots = _slots(loaded, facts, section.max_parallel) if executor.name == "local" else ()
     here = _facts_of(facts, slots)
+    port = next((port for point in points if (port := point.recipe.network.master_port) != "auto"), None)
+    if port is not None and len(slots) > 1:
+        message = f"network.master_port: {port} for {len(slots)} runs at a time on one machine"
+        hint = "leave it out (auto), or sweep.max_parallel: 1"
+        raise RecipeError([Problem(where=loaded.where("network.master_port"), message=message, hint=hint)])
 
     def plan_of(point: Point) -> Plan:
         name = point_id(sweep_id, point.index)
@@ -226,11 +231,11 @@ def _lines(points: Sequence[Point], first: Plan, plan_of: Any, executor: Executo
     redactor = redact.own()
     for point in points:
         settings = point.settings
+        for key, text in settings.items() if redactor else ():
+            if (name := redactor.found_in(text)) is not None:
+                where = redactor.text(f"{point.origins[key]}: {key}")
+                problems[(key, name)] = Problem(where=where, message=f"this holds the value of {name}")
         if settings.keys() == keys and only_values_differ(settings) and only_values_differ(points[0].settings):
-            for key, text in settings.items():
-                if (name := redactor.found_in(text) if redactor else None) is not None:
-                    message = f"this holds the value of {name}"
-                    problems[(key, name)] = Problem(where=f"{point.origins[key]}: {key}", message=message)
             sections = dict.fromkeys(key.partition(".")[0] for key in settings)
             recipe, values = {}, {}
             for name in sections:

@@ -82,7 +82,7 @@ def _fill(
     about = redactor.document(launch_record(plan, command=command, facts=facts))
     run.launch.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     record_event(run, "created", command=list(command), user=facts.user, host=facts.hostname)
-    sweep.record.write_text(record.to_json(), encoding="utf-8")
+    sweep.record.write_text(redactor.text(record.to_json()), encoding="utf-8")
     write_pointer(run)
 
 

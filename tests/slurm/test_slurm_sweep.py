@@ -114,6 +114,10 @@ def test_points_of_the_built_in_job_train_what_they_say(
 
 
 def test_a_failed_point_alone_runs_again(login: Login, folder: Path, slurm_cluster: SlurmCluster) -> None:
+    """F097: `prepare` is run once for the sweep, where `launch` is called."""
+    counter = folder / "counter"
+    with (folder / "script.yaml").open("a") as file:
+        file.write(f'prepare: ["echo $LAUNCH_RUN_ID >> {counter}"]\n')
     sweep = started(login, folder, "script.yaml", "--sweep", "args.number=1,2,3", "sweep.max_parallel=2")
     expected = ["SUCCEEDED", "FAILED", "SUCCEEDED"]
     until(slurm_cluster, lambda: states(login, sweep) == expected, lambda: points(login, sweep))
@@ -122,6 +126,7 @@ def test_a_failed_point_alone_runs_again(login: Login, folder: Path, slurm_clust
     again = login("resume", str(sweep))
     assert again.returncode == 0, again.stderr
     until(slurm_cluster, lambda: states(login, sweep) == ["SUCCEEDED"] * 3, lambda: points(login, sweep))
+    assert counter.read_text().split() == [sweep.name]
     begun = sorted(path.name for path in sweep.parent.glob("begun.*"))
     assert begun == ["begun.1.1", "begun.2.1", "begun.2.2", "begun.3.1"]
     assert "nothing to resume" in login("resume", str(sweep)).stdout
