@@ -20,7 +20,7 @@ _NEEDED_FILES = 1000
 
 def preflight(plan: Plan) -> Sequence[Problem]:
     """Why this plan cannot run as a job of this cluster, all of it at once."""
-    probe = SlurmProbe()
+    probe = SlurmProbe(recent=True)
     files = check_files(plan)  # while SLURM is asked
     site = probe.answer()
     return [*files, *([] if site is None else site_problems(plan, site))]

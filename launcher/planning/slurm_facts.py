@@ -100,15 +100,15 @@ class Allocation:
 class SlurmProbe:
     """The questions, asked at once and waited for later, so that other probes run meanwhile.
 
-    A launch asks twice, for the plan and before the submission: what was said a moment ago is not asked again.
+    recent: what was said a moment ago will do. A launch asks twice, for the plan and before the submission.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, recent: bool = False) -> None:
         self._asked: dict[str, subprocess.Popen[str]] = {}
         self._asked_s = time.monotonic()
         self._place = (os.environ.get("PATH", ""), os.environ.get("SLURM_CONF", ""))
         said_s, said = _answers.get(self._place, (-math.inf, None))
-        self._known: SlurmFacts | None = said if self._asked_s - said_s < _FRESH_S else None
+        self._known: SlurmFacts | None = said if recent and self._asked_s - said_s < _FRESH_S else None
         if self._known is not None or shutil.which("scontrol") is None:
             return
         self._asked = {name: _ask(argv) for name, argv in _QUESTIONS.items() if shutil.which(argv[0]) is not None}
