@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from launcher.agent import addresses, hostlist
 from launcher.agent.addresses import Address
+from launcher.agent.allocation import HEAD, SECONDS_LEFT
 from launcher.planning.plan import EnvVar, NodePlan, Plan
 from launcher.runs.states import Cause
 
@@ -110,7 +111,7 @@ def bind(
         plan,
         nodes=tuple(nodes),
         env=_with_interface(plan, interface, known, host),
-        env_unset=(*plan.env_unset, *(name for name in env if name.startswith(TASK_SCOPED))),
+        env_unset=(*plan.env_unset, HEAD, SECONDS_LEFT, *(name for name in env if name.startswith(TASK_SCOPED))),
     )
     return Bound(plan=bound, warnings=tuple(warnings))
 

@@ -56,7 +56,8 @@ def test_ranks_variables_cpus_interface_and_scratch(
     assert [rank["env"]["RANK"] for rank in ranks] == ["0", "1", "2", "3"]
     for rank in ranks:
         env = rank["env"]
-        assert [name for name in env if name.startswith(TASK_SCOPED)] == []
+        assert [name for name in env if name.startswith((*TASK_SCOPED, "LAUNCH_HEAD", "LAUNCH_SECONDS"))] == []
+        assert env["LAUNCH_ALLOCATION"] == "1"
         assert (env["SLURM_JOB_ID"], env["SLURM_JOB_NUM_NODES"]) == (run.job, "2")
         assert env["SLURM_JOB_NODELIST"]
         assert env["MASTER_ADDR"] == run.happened("allocation_started")[0]["head"]["address"]
@@ -180,3 +181,19 @@ def test_another_number_of_nodes_than_planned_starts_nothing(
     assert (result["state"], result["cause"]) == ("FAILED", "refused"), run.console
     assert "2 nodes were asked for (resources.nodes), and the job has 1" in result["reason"]
     assert run.happened("agent_started") == []
+
+
+def test_a_node_whose_torch_cannot_be_imported_is_named(on_slurm: OnSlurm, recipe: Recipe, tmp_path: Path) -> None:
+    """F012 F055: another image, a half-installed environment; the others do not wait for it."""
+    (tmp_path / "broken" / "torch").mkdir(parents=True)
+    (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open')")
+    setup = [f'[ "$SLURM_PROCID" = 0 ] || export PYTHONPATH={tmp_path}/broken']
+    run = on_slurm(recipe(TELLS, nodes=2, nproc=1, setup=setup))
+    assert left_the_queue(run) < OUT_OF_THE_QUEUE_S
+    result = run.wait_for_result()
+    node = run.happened("allocation_started")[0]["nodes"][1]
+    assert (result["state"], result["cause"], result["exit_code"]) == ("FAILED", "usage", 1), run.console
+    assert result["reason"].startswith(
+        f"node 1 ({node}): torch.distributed.elastic.agent.server.api cannot be imported"
+    )
+    assert "libcudart.so.13: cannot open" in result["reason"]
