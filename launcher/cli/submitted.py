@@ -38,7 +38,7 @@ def submitted_fields(plan: Plan, ref: JobRef, seen: Observation) -> dict[str, An
     return {
         "job": ref.ident,
         "chain": [ref.ident, *ref.following] if ref.following else [],
-        "partition": _flag(plan, "--partition"),
+        "partition": plan.slurm.partition or None,
         "nodes": len(plan.nodes),
         "time_s": plan.slurm.time_s,
         "continue": plan.slurm.continue_how,
@@ -57,10 +57,9 @@ def free_bytes(folder: Path) -> int:
 def _rows(plan: Plan, seen: Observation, *, cwd: Path, free_bytes: int, now_s: float) -> Iterator[tuple[str, str]]:
     assert plan.slurm is not None
     slurm, path = plan.slurm, Path(plan.run_dir)
-    partition = _flag(plan, "--partition")
     gives = [count(slurm.cpus_per_node, "CPU"), *([count(slurm.gpus_per_node, "GPU")] if slurm.gpus_per_node else [])]
     nodes = f"{count(len(plan.nodes), 'node')} with {' and '.join(gives)} each"
-    where = f"partition {partition}" if partition else "the default partition"
+    where = f"partition {slurm.partition}" if slurm.partition else "the default partition"
     yield "where", f"{where}: {nodes}; {count(plan.world_size, 'rank')} on {plan.device}"
     setup = f", after {count(len(plan.setup), 'line')} of setup" if plan.setup else ""
     yield "runs", f"{plan.worker.python}{setup}; in {plan.worker.cwd}"

@@ -29,6 +29,11 @@ class _OwnScript(submitit.SlurmExecutor):
         super().__init__(folder)
         self._script, self._flags = script, flags
 
+    @classmethod
+    def affinity(cls) -> int:
+        """Whether this is a place to submit from is for sbatch to say, in words that a user can do something with."""
+        return 2
+
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script
 
@@ -47,6 +52,7 @@ class _OwnScript(submitit.SlurmExecutor):
             env=dict(environment),
             timeout=LIMIT_S,
             check=False,
+            start_new_session=True,  # a Ctrl-C must not end it half-way: then nobody knows whether there is a job
         )
         if done.returncode:
             raise Refusal(_sentence(done.stderr, done.returncode))

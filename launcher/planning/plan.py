@@ -149,6 +149,8 @@ class SlurmPlan:
     """Why it is that one, as a sentence without a full stop."""
     chain: int = 0
     """How many jobs are submitted at once, with `chain`."""
+    partition: str = ""
+    """Where it goes, as far as that is known: the one asked for, else the default of the cluster."""
     time_s: float | None = None
     """Limit of one allocation, where it is known."""
     kill_wait_s: float = 30.0

@@ -124,8 +124,7 @@ def how_started(plan: Plan) -> str:
 
 def _where(plan: Plan) -> str:
     if plan.slurm is not None:
-        partition = next((flag.value for flag in plan.slurm.flags if flag.flag == "--partition"), None)
-        place = f"partition {partition}" if partition else "the default partition"
+        place = f"partition {plan.slurm.partition}" if plan.slurm.partition else "the default partition"
         return "slurm: " + place if plan.slurm.script else "here: the allocation that this is in"
     return "local: " + (
         "this machine" if len(plan.nodes) == 1 else f"{len(plan.nodes)} nodes on this machine, {len(plan.nodes)} agents"

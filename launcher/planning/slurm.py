@@ -75,6 +75,7 @@ def plan_slurm(recipe: Recipe, facts: Facts, job: Job, remarks: Remarks) -> Slur
         continue_how=continuing.how,
         continue_reason=continuing.reason,
         chain=continuing.chain,
+        partition="" if job.inside else _partition_name(recipe, facts),
         time_s=None if job.inside else _time_s(recipe, partition_of(recipe, facts)),
         kill_wait_s=kill_wait_s(facts),
         cpus_per_node=job.shape.cpus,
@@ -116,6 +117,11 @@ def partition_of(recipe: Recipe, facts: Facts) -> Partition | None:
         return None
     name = recipe.slurm.partition or facts.environment.get("SBATCH_PARTITION")
     return facts.slurm.default_partition if name is None else facts.slurm.partition(name)
+
+
+def _partition_name(recipe: Recipe, facts: Facts) -> str:
+    found = partition_of(recipe, facts)
+    return found.name if found is not None else recipe.slurm.partition or facts.environment.get("SBATCH_PARTITION", "")
 
 
 def continue_run(recipe: Recipe, facts: Facts, job: Job, remarks: Remarks) -> Continuing:

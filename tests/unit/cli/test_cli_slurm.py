@@ -63,7 +63,7 @@ def test_a_job_is_submitted_and_what_follows_is_said(launch: Launch, site: Path)
     run = all_runs()[0].run
     assert said.out.splitlines()[0] == f"{run.run_id}   job 101"
     for part in (
-        "where   the default partition: 2 nodes with 4 CPUs and 4 GPUs each; 8 ranks on cuda",
+        "where   partition main: 2 nodes with 4 CPUs and 4 GPUs each; 8 ranks on cuda",
         f"disk    ./runs/{run.run_id} (",
         "ends    after 2 h 00 min; then the run ends (there is no `resume:` to go on from)",
         "starts  SLURM does not say yet (waits: Priority)",
