@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_cluster import SlurmCluster
+from launched import LAUNCH
+from slurm_cluster import COMMAND, SlurmCluster
 from slurm_launched import Login, OnSlurm, SlurmLaunched
 
 pytestmark = pytest.mark.process
 
+LIMIT_OF_DRY_RUN_S = 0.8
 REPORT = """
 import json, os, sys
 out = os.path.join(os.environ["LAUNCH_RUN_DIR"], f"rank-{os.environ['RANK']}.json")
@@ -220,3 +225,24 @@ def test_a_run_changes_its_place(on_slurm: OnSlurm, login: Login, report: Path, 
     back = login("rerun", run.run.run_id, "--on", "slurm", "--json")
     assert back.returncode == 0, back.stderr
     assert json.loads(back.stdout.splitlines()[-1])["ref"].startswith("slurm:")
+
+
+@pytest.mark.parametrize("with_slurm", [True, False])
+def test_the_plan_of_a_thousand_nodes_is_shown_at_once(
+    slurm_cluster: SlurmCluster, report: Path, *, with_slurm: bool
+) -> None:
+    """Best of several: other tests may be at work. Without SLURM there is nothing of it to be found."""
+    options = ["--nodes", "1024", "--nproc-per-node", "8", "--on", "slurm", "--dry-run"]
+    launch = [LAUNCH, str(report), *options]
+    argv = [str(COMMAND), "run", *launch] if with_slurm else launch
+    env = dict(os.environ) if with_slurm else {**os.environ, "PATH": "/nonexistent"}
+    best_s = math.inf
+    for _ in range(6):
+        begun_s = time.perf_counter()
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        best_s = min(best_s, time.perf_counter() - begun_s)
+        assert done.returncode == 0, done.stderr
+        assert "8192 = 1,024 nodes x 8 per node" in done.stdout
+        if best_s < LIMIT_OF_DRY_RUN_S:
+            break
+    assert best_s < LIMIT_OF_DRY_RUN_S
