@@ -154,14 +154,22 @@ def test_a_point_has_the_plan_that_it_would_have_alone(load: Load, executor: str
         assert Plan.from_json(json.dumps(put_together(base, lines[0], line))) == plan_of(point)
 
 
-def test_what_planning_says_of_points_is_said_at_the_sweep(load: Load) -> None:
-    loaded = load("data.global_batch_size=8,9", text=RECIPE + "resources: {nodes: 2}\n")
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        ("data.global_batch_size=8,9", "9 does not divide by 2"),
+        ("train.accumulate=1,3", "8 does not divide by 6"),
+    ],
+)
+def test_what_planning_says_of_points_is_said_at_the_sweep(load: Load, axis: str, message: str) -> None:
+    loaded = load(axis, text=RECIPE + "resources: {nodes: 2}\n")
     plan_of = plans(loaded, "slurm")
     with pytest.raises(RecipeError) as caught:
         list(_lines(loaded.points, plan_of(loaded.points[0]), plan_of, Place()))  # type: ignore[arg-type]
     (problem,) = caught.value.problems
-    assert problem.where == "--sweep data.global_batch_size=8,9"
-    assert "9 does not divide by 2" in problem.message
+    assert message in problem.message
+    if axis.startswith("data"):
+        assert problem.where == f"--sweep {axis}"
 
 
 def test_tasks_of_an_array_ask_for_the_same(load: Load) -> None:
