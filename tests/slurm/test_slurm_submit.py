@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,40 @@ def test_the_plan_of_a_thousand_nodes_is_shown_at_once(
         if best_s < LIMIT_OF_DRY_RUN_S:
             break
     assert best_s < LIMIT_OF_DRY_RUN_S
+
+
+FAKE_APPTAINER = """#!/bin/bash
+# As far as a job can tell: the options are read, what follows the image is run.
+echo "$@" >>"$LAUNCH_RUN_DIR_OF_TEST/apptainer.txt"
+while [ "$1" != oras://images/ft.sif ]; do shift; done
+shift
+exec "$@"
+"""
+
+
+def test_the_agent_travels_to_an_interpreter_that_has_nothing_of_ours(
+    on_slurm: OnSlurm, report: Path, tmp_path: Path
+) -> None:
+    """Inside an image, which is played by a program of its name, nothing of our installation is used."""
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "apptainer"
+    fake.write_text(FAKE_APPTAINER)
+    fake.chmod(0o755)
+    container = {
+        "runtime": "apptainer",
+        "image": "oras://images/ft.sif",
+        "mounts": [str(tmp_path)],
+        "args": ["--cleanenv"],
+    }
+    env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LAUNCH_RUN_DIR_OF_TEST": str(tmp_path)}
+    run = on_slurm(
+        report, f"slurm.container={json.dumps(container)}", f"python={sys.executable}", "--nodes", "2", env=env
+    )
+    assert run.wait_for_result()["state"] == "SUCCEEDED", run.console
+    assert sorted(reports(run.run.path)) == [0, 1]
+    said = (tmp_path / "apptainer.txt").read_text().splitlines()
+    assert len(said) == 2
+    assert said[0].startswith(
+        f"exec --bind {tmp_path} --pwd {tmp_path} --cleanenv oras://images/ft.sif {sys.executable}"
+    )
+    assert f"-P {run.run.path}/agent/start.py" in said[0]
