@@ -25,7 +25,7 @@ def submitted_block(
     follows: the output of the run comes next.
     """
     jobs = f"job {ref.ident}" if not ref.following else f"jobs {', '.join((ref.ident, *ref.following))}, one by one"
-    rows = _rows(plan, seen, cwd=cwd, free_bytes=free_bytes, now_s=now_s)
+    rows = [*_rows(plan, seen, cwd=cwd, free_bytes=free_bytes, now_s=now_s), *(("says", line) for line in ref.said)]
     lines = [f"{plan.run_id}   {jobs}", *(f"  {name:<8}{text}" for name, text in rows)]
     if follows:
         return "\n".join(lines)
@@ -45,6 +45,7 @@ def submitted_fields(plan: Plan, ref: JobRef, seen: Observation) -> dict[str, An
         "state": seen.state,
         "reason": seen.reason,
         "starts_s": seen.starts_s,
+        "said": list(ref.said),
     }
 
 

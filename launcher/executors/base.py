@@ -37,6 +37,8 @@ class JobRef:
     ident: str
     following: tuple[str, ...] = field(default=(), compare=False)
     """Jobs that were asked for together with it, each of which begins when the one before has ended."""
+    said: tuple[str, ...] = field(default=(), compare=False)
+    """What its place has said besides: warnings, who pays."""
 
     def __str__(self) -> str:
         return f"{self.executor}:{self.ident}"

@@ -7,7 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from launcher.errors import Problem, Refused
 from launcher.executors.base import JobRef
@@ -16,6 +16,9 @@ from launcher.planning.plan import Plan, SbatchFlag
 from launcher.planning.slurm import FIRST_ONLY
 from launcher.runs.observed import UNKNOWN, Observation
 from launcher.runs.rundir import RunDir
+
+if TYPE_CHECKING:
+    from launcher.executors.submission import Accepted
 
 
 class SlurmExecutor:
@@ -48,13 +51,16 @@ class SlurmExecutor:
         run.agents_log.parent.mkdir(exist_ok=True)
         first_only = [_word(flag) for flag in plan.slurm.flags if flag.flag in FIRST_ONLY]
         jobs: list[str] = []
+        said: dict[str, None] = {}
         try:
             for _ in range(max(1, plan.slurm.chain)):
                 flags = first_only if not jobs else [f"--dependency=afterany:{jobs[-1]}"]
-                jobs.append(self.submit_script(plan.slurm.script, run.slurm, flags=flags, known=plan.slurm.flags))
+                accepted = _sbatch(plan.slurm.script, run.slurm, flags, plan.slurm.flags)
+                jobs.append(accepted.job)
+                said |= dict.fromkeys(accepted.said)
         except Refused as error:
             raise Refused([*error.problems, *_taken_back(jobs)]) from error
-        return JobRef(self.name, jobs[0], following=tuple(jobs[1:]))
+        return JobRef(self.name, jobs[0], following=tuple(jobs[1:]), said=tuple(said))
 
     def submit_script(
         self, script: str, folder: Path, *, flags: Sequence[str] = (), known: Sequence[SbatchFlag] = ()
@@ -64,12 +70,7 @@ class SlurmExecutor:
         folder: where the script is kept, as `batch.sh`, and as `batch-JOB.sh`. flags: of this submission alone, for the
         command line of sbatch. known: the flags in the script with the keys that set them, for the message.
         """
-        from launcher.executors.submission import Refusal, sbatch
-
-        try:
-            return sbatch(script, folder, flags=flags, environment=submit_environment(os.environ, known))
-        except Refusal as error:
-            raise Refused([_refused(error.sentence, flags, known)]) from error
+        return _sbatch(script, folder, flags, known).job
 
     def observe(self, ref: JobRef) -> Observation:
         """What squeue says, else sacct."""
@@ -112,6 +113,15 @@ def submit_environment(environment: Mapping[str, str], flags: Sequence[SbatchFla
         and (not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SALLOC_")) or name == "SLURM_CONF")
         and (not name.startswith("SBATCH_") or _PASSED_ON.get(name, "") not in ("", *said))
     }
+
+
+def _sbatch(script: str, folder: Path, flags: Sequence[str], known: Sequence[SbatchFlag]) -> Accepted:
+    from launcher.executors.submission import Refusal, sbatch  # submitit takes its time to import
+
+    try:
+        return sbatch(script, folder, flags=flags, environment=submit_environment(os.environ, known))
+    except Refusal as error:
+        raise Refused([_refused(error.sentence, flags, known)]) from error
 
 
 def _taken_back(jobs: Sequence[str]) -> Iterator[Problem]:

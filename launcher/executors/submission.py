@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import submitit
 from submitit.core.utils import FailedSubmissionError
@@ -20,6 +21,14 @@ class Refusal(Exception):  # noqa: N818 - what SLURM gives
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         self.sentence = sentence
+
+
+class Accepted(NamedTuple):
+    """SLURM has taken a job."""
+
+    job: str
+    said: tuple[str, ...]
+    """What it said besides, line by line."""
 
 
 class _OwnScript(submitit.SlurmExecutor):
@@ -41,7 +50,7 @@ class _OwnScript(submitit.SlurmExecutor):
         program, *rest = super()._make_submission_command(submission_file_path)
         return [program, *self._flags, *rest]
 
-    def send(self, path: Path, environment: Mapping[str, str]) -> str:
+    def send(self, path: Path, environment: Mapping[str, str]) -> Accepted:
         """Submit the script that lies there."""
         done = subprocess.run(
             self._make_submission_command(path),
@@ -55,13 +64,14 @@ class _OwnScript(submitit.SlurmExecutor):
             start_new_session=True,  # a Ctrl-C must not end it half-way: then nobody knows whether there is a job
         )
         if done.returncode:
-            raise Refusal(_sentence(done.stderr, done.returncode))
+            said = "; ".join(_lines(done.stderr))
+            raise Refusal(said or f"sbatch ended with exit code {done.returncode}, and said nothing")
         job: str = self._get_job_id_from_submission_command(done.stdout)
-        return job
+        return Accepted(job, tuple(_lines(done.stderr)))
 
 
-def sbatch(script: str, folder: Path, *, flags: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Submit a script and return the id of its job. Raises Refusal.
+def sbatch(script: str, folder: Path, *, flags: Sequence[str], environment: Mapping[str, str]) -> Accepted:
+    """Submit a script. Raises Refusal.
 
     It is kept in the folder as `batch.sh`, the newest, and as `batch-JOB.sh`.
     """
@@ -70,18 +80,18 @@ def sbatch(script: str, folder: Path, *, flags: Sequence[str], environment: Mapp
     path.chmod(0o755)
     sender = _OwnScript(folder, script, flags)
     try:
-        job = sender.send(path, environment)
+        accepted = sender.send(path, environment)
     except subprocess.TimeoutExpired:
         raise Refusal(
             f"sbatch has not answered within {LIMIT_S:.0f} s; `squeue --me` says whether it was taken"
         ) from None
     except (OSError, FailedSubmissionError) as error:
         raise Refusal(str(error)) from error
-    shutil.copy(path, folder / f"batch-{job}.sh")
-    return job
+    shutil.copy(path, folder / f"batch-{accepted.job}.sh")
+    return accepted
 
 
-def _sentence(errors: str, code: int) -> str:
+def _lines(errors: str) -> list[str]:
     """What sbatch says, without its name in front of each line."""
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ").strip() for line in errors.splitlines()]
-    return "; ".join(filter(None, lines)) or f"sbatch ended with exit code {code}, and said nothing"
+    return [line for line in lines if line]

@@ -355,6 +355,8 @@ def _notes(recipe: Recipe, facts: Facts, job: Job, plan: SlurmPlan) -> Iterator[
         yield f"nothing follows an allocation that ends early: {plan.continue_reason}"
     if recipe.slurm.after is not None and facts.after_job is not None and not recipe.slurm.after.isdecimal():
         yield f"after {recipe.slurm.after}: its newest job, {facts.after_job}; a later one of it is not waited for"
+    if recipe.slurm.after is not None and facts.after_job is None:
+        yield f"after {recipe.slurm.after}: it has ended well already, so nothing is waited for"
     if recipe.slurm.container is not None:
         yield f"{job.python} of the image was not looked at: it needs Python 3.11 or newer, and torch 2.13 or 2.14"
     if (place := _own_place(job.run_dir)) is not None:

@@ -22,6 +22,7 @@ if [ -e "$SITE/refuse" ] || [ -e "$SITE/refuse-$(wc -l <"$SITE/calls")" ]; then
     echo 'sbatch: error: Batch job submission failed: Invalid qos' >&2
     exit 1
 fi
+[ -e "$SITE/says" ] && cat "$SITE/says" >&2
 echo "Submitted batch job $((100 + $(wc -l <"$SITE/calls")))"
 """
 SCONTROL = """
@@ -88,6 +89,14 @@ def test_the_same_for_programs_with_when_it_starts(launch: Launch, site: Path) -
         "101", "PENDING", "Priority", 1798070400.0
     )  # fmt: skip
     assert "starts  expected 20" in launch("train.py", "--on", "slurm").out
+
+
+def test_what_slurm_says_besides_is_passed_on(launch: Launch, site: Path, tmp_path: Path) -> None:
+    (site / "says").write_text("sbatch: your job is charged to proj42\nsbatch: warning: the system is busy\n")
+    said = launch(chained(tmp_path), "--on", "slurm").out
+    assert said.count("  says    your job is charged to proj42\n") == 1
+    assert "  says    warning: the system is busy\n" in said
+    assert json.loads(launch("train.py", "--on", "slurm", "--json").out)["said"][0] == "your job is charged to proj42"
 
 
 def test_a_refusal_leaves_nothing_and_names_the_keys(launch: Launch, site: Path) -> None:
