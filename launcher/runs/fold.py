@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -295,8 +296,7 @@ def _attempt_started(record: RunRecord, event: Event) -> RunRecord:
 
 def _worker_started(record: RunRecord, event: Event) -> RunRecord:
     worker = {key: _int(event.get(key)) for key in ("node", "rank", "pid", "attempt")}
-    others = [other for other in record.workers if other["rank"] != worker["rank"]]
-    return replace(record, workers=tuple(sorted([*others, worker], key=_by("rank"))))
+    return replace(record, workers=_put(record.workers, "rank", worker))
 
 
 def _worker_ended(record: RunRecord, event: Event) -> RunRecord:
@@ -498,11 +498,18 @@ def _without_agent(record: RunRecord, lost: NodeRecord) -> RunRecord:
 
 
 def _set_node(record: RunRecord, node: Any, **fields: Any) -> RunRecord:
-    index = _int(node)
-    known = {each["node"]: each for each in record.nodes}
-    blank: NodeRecord = {"node": index, "host": "", "pid": None, "state": "joining"}
-    known[index] = {**known.get(index, blank), **fields}
-    return replace(record, nodes=tuple(sorted(known.values(), key=_by("node"))))
+    changed: NodeRecord = {"node": _int(node), "host": "", "pid": None, "state": "joining"}
+    at = bisect_left(record.nodes, _by("node")(changed), key=_by("node"))
+    if record.nodes[at : at + 1] and record.nodes[at]["node"] == changed["node"]:
+        changed = record.nodes[at]
+    return replace(record, nodes=_put(record.nodes, "node", {**changed, **fields}))
+
+
+def _put(among: tuple[dict[str, Any], ...], key: str, new: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """In the place of the one with the same key, in their order. Of thousands: nothing is sorted for each."""
+    at = bisect_left(among, _by(key)(new), key=_by(key))
+    same = among[at : at + 1] and among[at][key] == new[key]
+    return (*among[:at], new, *among[at + 1 if same else at :])
 
 
 def _set_nodes(record: RunRecord, state: str) -> tuple[NodeRecord, ...]:
