@@ -6,9 +6,10 @@ import socket
 
 import pytest
 
-from launcher.agent import addresses, batch, scheduler
+from launcher.agent import addresses, batch, endpoint, scheduler
 from launcher.agent.addresses import Address
 from launcher.agent.batch import BatchError
+from launcher.agent.endpoint import EndpointError
 
 
 @pytest.fixture(autouse=True)
@@ -31,15 +32,15 @@ def test_a_job_and_a_task_of_an_array_have_their_names() -> None:
 
 
 def test_one_node_needs_nobody_else() -> None:
-    head = batch.choose_head(["n1"], "auto")
+    head = endpoint.choose_head(["n1"], "auto")
     assert head.endpoint[0] == "127.0.0.1"
     assert head.interface == "lo"
     head.holder.close()
 
 
 def test_the_port_is_held_for_the_head_agent_and_outside_the_kernels_range() -> None:
-    head = batch.choose_head(["n1"], "auto")
-    low, high = batch._ephemeral()
+    head = endpoint.choose_head(["n1"], "auto")
+    low, high = endpoint._ephemeral()
     assert not low <= head.endpoint[1] <= high
     with socket.create_server(head.endpoint) as listener:
         assert listener.getsockname()[1] == head.endpoint[1]
@@ -48,21 +49,23 @@ def test_the_port_is_held_for_the_head_agent_and_outside_the_kernels_range() -> 
 
 def test_loopback_is_no_address_for_two_nodes() -> None:
     """F033 F035."""
-    with pytest.raises(BatchError, match=r"network.interface: by lo \(127.0.0.1\) no other node reaches n1"):
-        batch.choose_head(["n1", "n2"], "lo")
+    with pytest.raises(EndpointError, match=r"network.interface: by lo \(127.0.0.1\) no other node reaches n1"):
+        endpoint.choose_head(["n1", "n2"], "lo")
 
 
 def test_an_interface_that_is_not_there_is_an_error_with_those_that_are() -> None:
     """F037."""
-    with pytest.raises(BatchError, match=r"n1 has no interface nope0 with an address; it has .*lo \(127.0.0.1\)"):
-        batch.choose_head(["n1", "n2"], "nope0")
+    with pytest.raises(EndpointError, match=r"n1 has no interface nope0 with an address; it has .*lo \(127.0.0.1\)"):
+        endpoint.choose_head(["n1", "n2"], "nope0")
 
 
 def test_peers_that_nobody_knows_are_an_error_and_never_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     """F033 F034: no address is better than one of a world of one."""
     monkeypatch.setattr(addresses, "own_addresses", lambda: (Address("lo", "127.0.0.1"),))
-    with pytest.raises(BatchError, match=r"no address of n1 leads to the other nodes \(tried no-such-host.invalid\)"):
-        batch.choose_head(["n1", "no-such-host.invalid"], "auto")
+    with pytest.raises(
+        EndpointError, match=r"no address of n1 leads to the other nodes \(tried no-such-host.invalid\)"
+    ):
+        endpoint.choose_head(["n1", "no-such-host.invalid"], "auto")
 
 
 def test_the_address_is_the_one_that_leads_to_what_slurm_calls_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +80,6 @@ def test_the_address_is_the_one_that_leads_to_what_slurm_calls_the_peer(monkeypa
     monkeypatch.setattr(addresses, "own_addresses", lambda: known)
     monkeypatch.setattr(addresses, "leads_to", leads_to)
     monkeypatch.setattr(scheduler, "node_address", lambda host: f"{host}-ib")
-    head = batch.choose_head(["n1", "n2"], "auto")
+    head = endpoint.choose_head(["n1", "n2"], "auto")
     assert (head.endpoint[0], head.interface, asked) == ("127.0.0.2", "ib0", ["n2-ib"])
     head.holder.close()
