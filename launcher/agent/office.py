@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import time
@@ -164,7 +165,10 @@ class HeadOffice:
         if allocations.record_of(path, number + 1).exists():
             self._do(self._head.superseded())
         with contextlib.suppress(FileNotFoundError):
-            reason = allocations.stop_request(path, number).read_text(encoding="utf-8").strip()
+            # A listing asks the server of a network file system, where the lack of one file is remembered for long.
+            if (asked := allocations.stop_request(path, number)).name not in os.listdir(asked.parent):  # noqa: PTH208
+                return
+            reason = asked.read_text(encoding="utf-8").strip()
             if reason and not self._asked_to_stop:
                 self._asked_to_stop = True
                 self._do(self._head.stop(0, reason, signal.SIGTERM))
