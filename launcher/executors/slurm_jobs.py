@@ -73,6 +73,7 @@ _NO_LIMIT = re.compile(r"UNLIMITED|(36[5-9]|3[7-9]\d|[4-9]\d\d|\d{4,})-")
 """Without a limit SLURM lets a job run for a year."""
 _UNKNOWN_ID = re.compile(r"invalid job id", re.IGNORECASE)
 _OVER = re.compile(r"already completing or completed|invalid job id", re.IGNORECASE)
+_TASKS = re.compile(r"(\d+)_\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)(?:%\d+)?\]")
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|not enabled", re.IGNORECASE)
 
 
@@ -93,7 +94,7 @@ def observe_jobs(idents: Iterable[str]) -> dict[str, Observation]:
     queue = _ask([*_SQUEUE, *_chosen(wanted)], limit_s=_SQUEUE_LIMIT_S)
     if queue.error and not _UNKNOWN_ID.search(queue.error):
         return dict.fromkeys(wanted, Observation(alive=None, detail=queue.error))
-    known = {ident: each for ident, each in parse_squeue(queue.output).items() if ident in wanted}
+    known = of_each(wanted, parse_squeue(queue.output))
     missing = [ident for ident in wanted if ident not in known]
     if missing:
         known |= _forgotten(missing)
@@ -106,12 +107,33 @@ def _forgotten(missing: Sequence[str]) -> dict[str, Observation]:
     if len(ids) > _IDS_BYTES:
         ids = ",".join(dict.fromkeys(ident.partition("_")[0] for ident in missing))[:_IDS_BYTES].rpartition(",")[0]
     accounting = _ask([*_SACCT, f"--jobs={ids}"], limit_s=_SACCT_LIMIT_S)
-    ended = parse_sacct(accounting.output)
+    ended = of_each(missing, parse_sacct(accounting.output))
     note = ""
     if accounting.error and not _NO_ACCOUNTING.search(accounting.error):
         note = f"; its accounting does not answer ({accounting.error})"
     gone = Observation(alive=False, detail=f"SLURM does not know it any more{note}")
     return {ident: ended.get(ident, gone) for ident in missing}
+
+
+def of_each(wanted: Iterable[str], told: Mapping[str, Observation]) -> dict[str, Observation]:
+    """What was said of these jobs. Pure.
+
+    Tasks of an array that were cancelled before they began have one line for all: squeue gives it the id of the array
+    (`1234`), sacct that and the tasks (`1234_[3-7,9%2]`).
+    """
+    together: dict[str, Observation] = {}
+    for name, each in told.items():
+        if rest := _TASKS.fullmatch(name):
+            for part in rest[2].split(","):
+                first, _, last = part.partition("-")
+                together |= {f"{rest[1]}_{task}": each for task in range(int(first), int(last or first) + 1)}
+    found: dict[str, Observation] = {}
+    for ident in wanted:
+        whole = told.get(ident.partition("_")[0])
+        rest_of_array = whole if whole is not None and whole.alive is False else None
+        if (seen := told.get(ident) or together.get(ident) or rest_of_array) is not None:
+            found[ident] = seen
+    return found
 
 
 def _chosen(wanted: Iterable[str]) -> list[str]:

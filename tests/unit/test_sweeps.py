@@ -14,6 +14,7 @@ import runs_values as values
 
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.slurm import SlurmExecutor
+from launcher.executors.slurm_jobs import of_each, parse_sacct, parse_squeue
 from launcher.planning.facts import Facts, Gpu, Interface
 from launcher.planning.make import make_plan
 from launcher.planning.plan import Plan, SbatchFlag
@@ -263,6 +264,23 @@ def test_arrays_after_each_other_depend_on_the_one_before(load: Load, make: Call
 def test_tasks_read_back() -> None:
     assert list(parse_tasks("0-3,7,9-10")) == [0, 1, 2, 3, 7, 9, 10]
     assert isinstance(SlurmExecutor.name, str)
+
+
+def test_tasks_that_were_cancelled_before_they_began_have_one_line_for_all() -> None:
+    """F045: as squeue and sacct of SLURM 22.05 have them."""
+    squeue = parse_squeue("7|CANCELLED|N/A|N/A|UNLIMITED||JobArrayTaskLimit\n7_0|RUNNING|N/A|N/A|UNLIMITED|n1|None\n")
+    assert {ident: seen.state for ident, seen in of_each(["7_0", "7_1", "8_1"], squeue).items()} == {
+        "7_0": "RUNNING",
+        "7_1": "CANCELLED",
+    }
+    sacct = parse_sacct("7_0|COMPLETED|0:0||n1\n7_[1-2,5%1]|CANCELLED by 0|0:0||\n")
+    assert {ident: seen.state for ident, seen in of_each(["7_0", "7_2", "7_3", "7_5"], sacct).items()} == {
+        "7_0": "COMPLETED",
+        "7_2": "CANCELLED",
+        "7_5": "CANCELLED",
+    }
+    waiting = {"7": Observation(alive=True, state="PENDING")}
+    assert of_each(["7_1"], waiting) == {}
 
 
 # ---------------------------------------------------------------- slots
