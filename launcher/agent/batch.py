@@ -37,7 +37,7 @@ from launcher.wording import signal_name
 
 _LOOK_S = 0.5
 _SRUN_LATE_S = 15.0
-"""How long tasks may still be there once the head agent has said how it ended: a lost node's never go by themselves."""
+"""How long tasks may still be there once the head agent has said how it ended."""
 _LAST_WORD_S = 2.0
 """Before SLURM's KILL: by then the end is written down, whether the tasks have left or not."""
 _REFUSED = 3
@@ -101,6 +101,8 @@ class _Batch:
         self._kill_by_s: float | None = None
         self._user_stop = ""
         self._said_end = False
+        self._unreachable: SchedulerError | None = None
+        """Why SLURM could not be asked the last time."""
 
     def run(self) -> int:
         """The exit code of the batch script."""
@@ -212,7 +214,7 @@ class _Batch:
         return code, said.read_text(encoding="utf-8", errors="replace")
 
     def _see_out(self, srun: subprocess.Popen[bytes]) -> int | None:
-        ended_s: float | None = None
+        late_s: float | None = None
         while (code := srun.poll()) is None:
             self._wait(srun)
             if not self._views and self._run.stop_file.exists():
@@ -220,9 +222,9 @@ class _Batch:
             now_s = time.monotonic()
             if self._kill_by_s is not None and now_s > self._kill_by_s:
                 return None
-            if ended_s is None and self._agents_are_done():
-                ended_s = now_s
-            if ended_s is not None and now_s - ended_s > _SRUN_LATE_S:
+            if late_s is None:
+                late_s = self._late_s(now_s)
+            if late_s is not None and now_s > late_s:
                 return self._end_srun(srun)
         return code
 
@@ -275,26 +277,31 @@ class _Batch:
         try:
             view = scheduler.job_view(self._job)
         except SchedulerError as error:
+            self._unreachable = error if error.unreachable else None
             _say(self._run, f"SLURM cannot be asked about this job: {error}")
             return None
+        self._unreachable = None
         self._views.append(view)
         return view
 
-    def _agents_are_done(self) -> bool:
+    def _late_s(self, now_s: float) -> float | None:
+        """When the tasks are late, once the head agent has said how it ended. Those of a lost node never leave."""
         if self._run.result.exists():
-            return True
+            return now_s + _SRUN_LATE_S
         path = self._run.events / "head.jsonl"
         mark = f'"allocation": {self._number}'
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            return any(b'"stopped"' in line and mark.encode() in line for line in file)
-        return False
+            for line in file:
+                if b'"stopped"' in line and mark.encode() in line:
+                    return now_s + (_LOOK_S if b'"node_lost"' in line else _SRUN_LATE_S)
+        return None
 
     def _end_srun(self, srun: subprocess.Popen[bytes]) -> int | None:
         for signum in (signal.SIGTERM, signal.SIGKILL):
             srun.send_signal(signum)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return srun.wait(5)
+                return srun.wait(2)
         return None
 
     # ---------------------------------------------------------------- after
@@ -355,6 +362,9 @@ class _Batch:
     def _go_on(self, end: AllocationEnd, chained: str | None) -> int:
         how = "requeue" if end.requeued_already else self._slurm.continue_how
         ref = chained if how == "chain" else f"slurm:{self._job}"
+        if self._unreachable is not None and end.cause is Cause.NODE_LOST:
+            # It may be this node that is lost: nobody is to find a batch script here when it is back.
+            return self._not_gone_on(end, how, self._unreachable)
         try:
             if how == "resubmit":
                 ref = f"slurm:{scheduler.submit(self._slurm.script, self._array_flags(), cwd=str(self._run.slurm))}"
