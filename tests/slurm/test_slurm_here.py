@@ -60,7 +60,12 @@ def test_ctrl_c_stops_with_a_checkpoint_and_leaves_the_allocation(
     slurm_cluster: SlurmCluster, tmp_path: Path, script: Path
 ) -> None:
     process = salloc(tmp_path, "bash", "-c", f"{LAUNCH} {script} --on here & echo $! >pid; wait $!; echo code $?")
-    slurm_cluster.wait_until(lambda: len(list(tmp_path.glob("runs/*/runs-*"))) == 2, lambda: "no workers")
+
+    def run_or_over() -> bool:
+        return len(list(tmp_path.glob("runs/*/runs-*"))) == 2 or process.poll() is not None
+
+    slurm_cluster.wait_until(run_or_over, lambda: "no workers")
+    assert process.poll() is None, process.communicate()
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
     out, errors = process.communicate(timeout=LIMIT_S)
     assert "code 75" in out, out + errors
