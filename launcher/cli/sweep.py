@@ -332,10 +332,10 @@ def cancel_sweep(sweep: SweepDir) -> int:
     record = record_of(sweep)
     events = read_events(sweep.path)
     made = submissions(events)
-    newest_s = max((each.time_s for each in made), default=0.0)
-    again = any(event["event"] == "cancel_requested" and event["time"] > newest_s for event in events)
     before = look(sweep, record)
     alive = [row for row in before.rows if row.goes_on]
+    newest_s = max((row.submitted_s for row in alive), default=0.0)
+    again = any(event["event"] == "cancel_requested" and event["time"] > newest_s for event in events)
     if not alive:
         print(f"{sweep.sweep_id} has ended already: {_counts(before)}")
         return 0

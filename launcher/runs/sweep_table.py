@@ -41,6 +41,8 @@ class PointRow:
     why: str = ""
     ref: str | None = None
     """Its newest job, where it is known."""
+    submitted_s: float = 0.0
+    """When that was asked for."""
     started: bool = False
     """Whether anything of it has run."""
 
@@ -142,12 +144,20 @@ class _Look:
             state, why = RunState.UNKNOWN.value, observed.detail
         elif observed.alive:
             state = RunState.PENDING.value
-        elif observed.state.startswith("CANCELLED") or self._cancelled_s > self._newest[index].time_s:
+        elif observed.state.startswith("CANCELLED") or self._cancelled_s > self._submitted_s(index):
             state = RunState.CANCELLED.value
         else:
             state = UNSTARTED
         run_id = self._sweep.point(index).run_id
-        return PointRow(index=index, run_id=run_id, state=state, settings=self.settings[index], why=why, ref=ref)
+        return PointRow(
+            index=index,
+            run_id=run_id,
+            state=state,
+            settings=self.settings[index],
+            why=why,
+            ref=ref,
+            submitted_s=self._submitted_s(index),
+        )
 
     def row(self, index: int, record: RunRecord) -> PointRow:
         """A point that has begun."""
@@ -172,8 +182,13 @@ class _Look:
             cause=None if record.cause is None else record.cause.value,
             why="" if record.state is RunState.SUCCEEDED else record.sentence,
             ref=record.ref or self.place(index),
+            submitted_s=record.submitted_s or self._submitted_s(index),
             started=True,
         )
+
+    def _submitted_s(self, index: int) -> float:
+        newest = self._newest.get(index)
+        return 0.0 if newest is None else newest.time_s
 
     def _time_s(self, record: RunRecord, result: Mapping[str, Any]) -> float | None:
         spent = result.get("time") or {}
