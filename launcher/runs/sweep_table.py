@@ -238,13 +238,19 @@ def _cells(row: PointRow, keys: Sequence[str], *, metric: bool, why: bool) -> tu
 def quick_counts(sweep: SweepDir, record: SweepRecord) -> dict[str, int]:
     """State -> how many, by what the files say at one look: for the line of a sweep in a list of runs."""
     counts: Counter[str] = Counter()
+    events = read_events(sweep.path)
+    asked_s, stopped_s = (
+        max((time_of(event) for event in events if event["event"] == name), default=0.0)
+        for name in ("array_submitted", "cancel_requested")
+    )
+    waiting = "CANCELLED" if stopped_s > asked_s else "waiting"
     for index in range(record.points):
         run = sweep.point(index)
         result = read_result(run)
         if result is not None:
             counts[str(result.get("state"))] += 1
         else:
-            counts["started" if run.plan.exists() else "waiting"] += 1
+            counts["started" if run.plan.exists() else waiting] += 1
     return dict(counts)
 
 
