@@ -167,11 +167,12 @@ def test_shipped_recipe_plans(recipe: Path, nodes: int) -> None:
 def test_recipe_of_the_readme_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is explained line by line."""
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    whole, script, network = blocks
+    whole, script, slurm, network = blocks
     (tmp_path / "whole.yaml").write_text(whole)
-    (tmp_path / "network.yaml").write_text("extends: whole.yaml\n" + network)
-    for name in ("whole.yaml", "network.yaml"):
-        make_plan(load_recipe(tmp_path / name, ()), gather_facts(), run_id="r0", runs_dir="runs")
+    for name, part in (("network.yaml", network), ("slurm.yaml", slurm)):
+        (tmp_path / name).write_text("extends: whole.yaml\n" + part)
+    for name, executor in (("whole.yaml", "local"), ("network.yaml", "local"), ("slurm.yaml", "slurm")):
+        make_plan(load_recipe(tmp_path / name, ()), gather_facts(), run_id="r0", runs_dir="runs", executor=executor)
     (tmp_path / "script.yaml").write_text(script)
     (tmp_path / "finetune.py").touch()
     monkeypatch.setenv("HOME", str(tmp_path))
