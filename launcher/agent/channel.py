@@ -32,6 +32,8 @@ _MAX_STRANGERS = 64
 """That have not answered yet. Each holds a descriptor of the head agent, which also needs some for its workers."""
 _HANDSHAKE_S = 10.0
 _SEND_S = 10.0
+_UNANSWERED_S = 20.0
+"""By the kernel of the other side: a process that is suspended still has one that answers."""
 
 
 class ChannelError(Exception):
@@ -51,6 +53,8 @@ class Connection:
         self._open = True
         sock.settimeout(_SEND_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # On a node that is cut off nobody says so: what was sent, a heartbeat too, stays without an answer.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNANSWERED_S * 1000))
         loop.add(sock, self._read)
 
     def send(self, message: Message) -> None:

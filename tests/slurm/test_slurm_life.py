@@ -195,8 +195,13 @@ def cut_off(cluster: SlurmCluster, node: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["first node", "other node"])
-def test_a_node_that_is_cut_off(
-    on_slurm: OnSlurm, training: Path, undisturbed: Undisturbed, slurm_cluster: SlurmCluster, which: int
+def test_a_node_that_is_cut_off(  # noqa: PLR0917 - fixtures
+    on_slurm: OnSlurm,
+    training: Path,
+    undisturbed: Undisturbed,
+    slurm_cluster: SlurmCluster,
+    processes_with: Callable[[str, str], list[int]],
+    which: int,
 ) -> None:
     """F094: SLURM gives it up, and the job goes on on others; what still runs on it changes nothing."""
     others = [name for name in last_nodes(slurm_cluster, 1000) if name not in last_nodes(slurm_cluster, 4)]
@@ -204,31 +209,49 @@ def test_a_node_that_is_cut_off(
     run = on_slurm(training, *exclude)
     train_on(run, 1)
     hosts = run.happened("allocation_started")[0]["nodes"]
-    with cut_off(slurm_cluster, hosts[which]):
+    with cut_off(run.cluster, hosts[which]):
         result = run.wait_for_result(170)
     assert result["state"] == "SUCCEEDED", run.console
     assert is_exact(run, undisturbed)
     first = next(event for event in run.happened("allocation_ended") if event["allocation"] == 1)
     assert first["cause"] == "node_lost"
     assert which == 0 or (first["node"], first["host"]) == (which, hosts[which])
+    run.cluster.wait_until(lambda: not processes_with("LAUNCH_RUN_ID", run.run_id), lambda: "some are left")
 
 
-def test_a_time_limit_that_is_too_short(
-    on_slurm: OnSlurm, training: Path, undisturbed_by: Callable[..., Undisturbed]
-) -> None:
-    """F016 F048: it stops in time for a checkpoint, and goes on until it is done; a warning too early is noted only."""
-    longer = f"train.until={STEPS * 5} steps"
-    expected = undisturbed_by(longer)
-    run = on_slurm(training, longer, "slurm.time=1m")
-    train_on(run, 1)
+COUNTS_FOR_SO_LONG = """
+import os, signal, sys, time
+from toy import RANK, RUN, mark
+wanted = []
+signal.signal(signal.SIGTERM, lambda *_: wanted.append(True))
+saved = RUN / f"count.{RANK}"
+count = int(saved.read_text()) if saved.exists() else 0
+mark("up")
+while count < 140:
+    time.sleep(0.5)
+    count += 1
+    print("step", count, flush=True)
+    if wanted:
+        saved.write_text(str(count))
+        sys.exit(75)
+"""
+
+
+def test_a_time_limit_that_is_too_short(on_slurm: OnSlurm, recipe: Recipe) -> None:
+    """F016 F048: it stops in time to save, and goes on until it is done; a warning that is too early is noted only."""
+    progress = {"log": r"step (\d+)"}
+    run = on_slurm(recipe(COUNTS_FOR_SO_LONG, nodes=2, nproc=1, resume="self", progress=progress), "slurm.time=1m")
+    run.wait_for_marks("up", 2)
     run.cluster.run("scancel", "--signal=USR1", run.job)
-    result = run.wait_for_result(200)
-    assert result["state"] == "SUCCEEDED", run.console
-    assert is_exact(run, expected)
-    assert set(ends(run)) == {(Cause.TIME_LIMIT, True)}
+    result = run.wait_for_result(170)
+    assert (result["state"], result["attempts"], result["step"]) == ("SUCCEEDED", 2, 140), run.console
+    assert ends(run) == [(Cause.TIME_LIMIT, True)]
     (heard,) = run.happened("signal_heard")
     assert heard["ignored"]
-    assert 20 < heard["seconds_left"] < 60
+    assert 20 < heard["seconds_left"] <= 60
+    assert run.happened("stop_requested")[0]["reason"] == "the job ends in 5 s"
+    steps = [int(line.split()[1]) for attempt in (1, 2) for line in run.log(0, attempt=attempt).splitlines()]
+    assert steps == list(range(1, 141)), "no step is lost and none is done again"
 
 
 CRASHES = """
