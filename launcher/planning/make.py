@@ -12,6 +12,7 @@ from launcher.planning.codeplan import absolute, with_code
 from launcher.planning.engine import Engine, choose_engine, of_workers
 from launcher.planning.network import Network, pick_family, resolve_network
 from launcher.planning.plan import Limits, Plan, SlurmPlan, Value, leaves, local_agent_argv, slurm_agent_argv
+from launcher.planning.points import folders_of_sweep
 from launcher.planning.program import placeholders_of, plan_worker
 from launcher.planning.slurm import Job, grace_of, plan_slurm
 from launcher.planning.slurm_nodes import nodes_of_job, on_node, shape_nodes
@@ -79,7 +80,7 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
             run_id=run_id,
             run_dir=run_dir,
             cwd=cwd,
-            folders=_read_folders(recipe, folder, facts),
+            folders=(*_read_folders(recipe, folder, facts), *folders_of_sweep(run_dir)),
             shape=shape,
             own_python=launcher_python,
             python=facts.python,

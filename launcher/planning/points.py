@@ -33,6 +33,13 @@ def split_point_id(run_id: str) -> tuple[str, int] | None:
     return (sweep_id, int(index)) if dot and sweep_id and index.isdecimal() and index.isascii() else None
 
 
+def folders_of_sweep(run_dir: str) -> tuple[str, ...]:
+    """What the run directory of a point has links into: the folder of its sweep. Nothing for another run."""
+    folder, _, run_id = run_dir.rpartition("/")
+    parts = split_point_id(run_id)
+    return () if parts is None else (f"{folder}/{parts[0]}",)
+
+
 def only_values_differ(settings: Mapping[str, str]) -> bool:
     """Whether plans that differ in these keys of the recipe differ in nothing else than the recipe and the words of it.
 

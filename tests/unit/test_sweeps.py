@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from launcher.planning.plan import Plan, SbatchFlag
 from launcher.planning.points import point_id
 from launcher.planning.slots import Slot, divide, facts_of_slot, in_slot
 from launcher.planning.slurm_facts import SlurmFacts
+from launcher.planning.worker_env import group_of
 from launcher.recipe.loader import LoadedRecipe, load_recipe
 from launcher.road import Request, is_sweep
 from launcher.runs.create import record_event
@@ -153,6 +155,21 @@ def test_a_point_has_the_plan_that_it_would_have_alone(load: Load, executor: str
     base = json.dumps(vars(first), default=vars)
     for point, line in zip(loaded.points, lines, strict=True):
         assert Plan.from_json(json.dumps(put_together(base, lines[0], line))) == plan_of(point)
+
+
+def test_an_image_sees_the_folder_that_all_points_share(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    container = f"workdir: {tmp_path}\nslurm: {{container: {{runtime: apptainer, image: a.sif}}}}\n"
+    loaded = load("args.lr=1,2", text=f"name: demo\nscript: train.py\nargs: {{lr: 0}}\n{container}")
+    plan = plans(loaded, "slurm")(loaded.points[1])
+    assert plan.slurm is not None
+    bound = {word for before, word in itertools.pairwise(plan.slurm.srun) if before == "--bind"}
+    assert {f"/home/ada/runs/{SWEEP}", f"/home/ada/runs/{SWEEP}.1"} <= bound
+
+
+def test_points_are_a_group_in_wandb() -> None:
+    assert group_of(f"{SWEEP}.12") == group_of(SWEEP) == SWEEP
+    assert group_of("resnet-1.5-1130-0214-k7qz") == "resnet-1.5-1130-0214-k7qz"
 
 
 @pytest.mark.parametrize(
