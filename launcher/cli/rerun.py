@@ -14,7 +14,7 @@ import click
 @click.option("--name", metavar="NAME", help="First part of the run id.")
 @click.option("--on", "where", metavar="WHERE", help="Where to run, as of `launch`. Default: where RUN ran.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, start nothing.")
-@click.option("--detach/--follow", default=None, help="Return at once, or stay and show the output (default).")
+@click.option("--detach/--follow", default=None, help="Return at once (default on SLURM), or stay and show the output.")
 @click.option(
     "--runs-dir", metavar="DIR", help="Where the run directory is made. [env: LAUNCH_RUNS; default: beside RUN]"
 )

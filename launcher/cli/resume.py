@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     type=click.Choice(["same", "current"]),
     help="Where the code has changed since: go on with that of the run, or with the files as they are now.",
 )
-@click.option("--detach/--follow", default=None, help="Return at once, or stay and show the output (default).")
+@click.option("--detach/--follow", default=None, help="Return at once (default on SLURM), or stay and show the output.")
 @click.option("--json", "as_json", is_flag=True, help="The last line of the output is one JSON object.")
 def resume(run: str, detach: bool | None, as_json: bool, **options: Any) -> int:
     """Go on with RUN from its newest checkpoint; `train.until` is the total length."""

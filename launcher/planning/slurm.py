@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -379,8 +378,3 @@ def ends_text(plan: SlurmPlan) -> str:
         "none": "the run ends",
     }[plan.continue_how]
     return f"{limit}; then {then} ({plan.continue_reason})"
-
-
-def join(folder: str, path: str) -> str:
-    """A path as it is seen from a folder."""
-    return posixpath.normpath(posixpath.join(folder, path))
