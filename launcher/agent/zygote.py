@@ -35,6 +35,8 @@ _MAX_DATAGRAM_BYTES = 1 << 16
 _LOOK_AGAIN_S = 0.01
 _OTHERS_SIGNAL_S = 0.5
 """How long a TERM of SLURM may take to all processes of a step, once one of them has it."""
+_TERM_FOLLOWS_S = 2.0
+"""Where sites send USR2, CONT and TERM in a row, how long TERM may take after the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,7 @@ class _Zygote:
         self._in_step = in_step
         self._workers: dict[int, float] = {}
         """When each was started, by its pid."""
-        self._heard_term_s = 0.0
+        self._heard_term_s = self._warned_s = 0.0
         self._to_stop: set[int] = set()
         self._stop_at_s = 0.0
         self._emptying = False
@@ -141,8 +143,7 @@ class _Zygote:
             ready, _, _ = select.select([self._sock.fileno(), self._signals], [], [], timeout_s)
             if self._signals in ready:
                 with contextlib.suppress(BlockingIOError):
-                    if signal.SIGTERM in os.read(self._signals, 512):
-                        self._heard_term_s = time.monotonic()
+                    self._heard(os.read(self._signals, 512))
             self._reap()
             if self._to_stop and time.monotonic() >= self._stop_at_s:
                 self._stop()
@@ -164,12 +165,20 @@ class _Zygote:
             self._start(*fds)
         elif "term" in message:
             self._to_stop |= self._workers.keys() & set(message["term"])
-            self._stop_at_s = time.monotonic() + (_OTHERS_SIGNAL_S if self._in_step else 0.0)
-            if not self._in_step:
+            if self._in_step:
+                now_s = time.monotonic()
+                self._stop_at_s = max(now_s + _OTHERS_SIGNAL_S, self._warned_s + _TERM_FOLLOWS_S)
+            else:
                 self._stop()
         elif "kill" in message:
             self._emptying = True
         return True
+
+    def _heard(self, signals: bytes) -> None:
+        if signal.SIGTERM in signals:
+            self._heard_term_s = time.monotonic()
+        if signal.SIGUSR1 in signals or signal.SIGUSR2 in signals:
+            self._warned_s = time.monotonic()
 
     def _stop(self) -> None:
         for pid in self._to_stop & self._workers.keys():

@@ -297,8 +297,8 @@ def test_any_order_of_signals_is_one_save_and_one_exit(on_slurm: OnSlurm, recipe
     """F049: a script that saves in its handler is asked once, whatever SLURM sends to all of its processes."""
     run = on_slurm(recipe(SAVES_IN_ITS_HANDLER, nodes=2, nproc=1, resume="self"), "slurm.continue=none")
     run.wait_for_marks("up", 2)
-    for name in signals:
-        run.cluster.run("scancel", f"--signal={name}", f"{run.job}.0")
+    job = run.job
+    run.cluster.run("bash", "-c", "; ".join(f"scancel --signal={name} {job}.0" for name in signals))
     result = run.wait_for_result()
     assert (result["state"], result["cause"], result["exit_code"]) == ("CANCELLED", "signal", 75), run.console
     assert "slurm.continue is none" in result["reason"]
