@@ -90,20 +90,20 @@ def time_parts(events: Sequence[Event], *, now_s: float | None = None) -> dict[s
     end = next((event for event in reversed(story) if event.get("event") == "finished"), story[-1])
     begin_s, end_s = time_of(story[0]), time_of(end) if now_s is None else now_s
     parts = dict.fromkeys(PARTS, 0.0)
-    now_s, waiting = begin_s, "start"
     attempts = spans(story)
     if attempts and now_s is not None and not attempts[-1].ended:
         attempts[-1].complete = True
     queued = queue_times(story, end_s)
+    past_s, waiting = begin_s, "start"
     for index, span in enumerate(attempts):
-        ended_s = max(now_s, min(end_s if span.ended_s is None else span.ended_s, end_s))
+        ended_s = max(past_s, min(end_s if span.ended_s is None else span.ended_s, end_s))
         trained = span.first_s is not None and span.first_s < ended_s
-        first_s = max(now_s, span.first_s) if trained and span.first_s is not None else ended_s
-        _wait(parts, waiting, queued, now_s, first_s)
+        first_s = max(past_s, span.first_s) if trained and span.first_s is not None else ended_s
+        _wait(parts, waiting, queued, past_s, first_s)
         for name, part_s in _inside(span, attempts[index + 1 :], first_s, ended_s).items():
             parts[name] += part_s
-        now_s, waiting = ended_s, "down"
-    _wait(parts, "end" if attempts else "start", queued, now_s, end_s)
+        past_s, waiting = ended_s, "down"
+    _wait(parts, "end" if attempts else "start", queued, past_s, end_s)
     return {**{name: round(part_s, 3) for name, part_s in parts.items()}, "total": round(end_s - begin_s, 3)}
 
 

@@ -137,6 +137,12 @@ def test_the_allocations_and_what_ended_each() -> None:
     assert allocations_table(fold(KILLED_ONCE, ALIVE, None)) == ""
 
 
+def test_of_a_run_that_ended_without_a_word_what_was_not_saved_is_lost() -> None:
+    silent = KILLED_ONCE[:6]
+    assert time_parts(silent)["lost"] == 8.0
+    assert time_parts(silent, now_s=1020.0)["lost"] == 0.0  # as long as it runs nothing is
+
+
 def test_what_a_failed_run_has_done_since_its_checkpoint_is_lost() -> None:
     parts = time_parts([*KILLED_ONCE[:7], {"time": 1021.0, "event": "finished", "state": "FAILED", "cause": "signal"}])
     assert (parts["lost"], parts["end"], parts["down"]) == (8.0, 1.0, 0.0)
@@ -267,4 +273,5 @@ def test_whatever_is_told_in_whatever_order_the_parts_add_up(told: list[tuple[fl
     parts = time_parts(events)
     assert all(parts[name] >= 0 for name in PARTS)
     assert sum(parts[name] for name in PARTS) == pytest.approx(parts["total"], abs=0.01)
-    assert attempts_table(attempt_rows(events)).count("\n") >= 0
+    rows = attempt_rows(events)
+    assert attempts_table(rows).count("\n") == len(rows)
