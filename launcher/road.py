@@ -253,10 +253,9 @@ def load_again(
 
     In another `place` the values of its profile count, and those of the profile before do not.
     """
-    from launcher.planning.codeplan import live_script
     from launcher.recipe.loader import load_recipe
 
-    live = live_script(plan)
+    live = plan.live_script
     other = any(override.startswith("script=") for override in overrides)
     profile = None if place is None else place.profile
     unset = {} if place is None else not_carried_over(plan)

@@ -7,7 +7,7 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from launcher.planning.code import CodeSource
-from launcher.planning.plan import CodePlan, Plan
+from launcher.planning.plan import CODE, CodePlan, Plan
 from launcher.wording import count
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from launcher.planning.code import CodeFacts
     from launcher.recipe.loader import LoadedRecipe
-
-CODE = "code"
-"""The folder of the copy, in the run directory."""
 
 
 def code_source(
@@ -59,11 +56,6 @@ def with_code(plan: Plan, code: CodeFacts | None) -> Plan:
         worker = dataclasses.replace(worker, script=posixpath.join(plan.run_dir, CODE, inside))
     left_out = (f"not in the copy of the code: {_shown(path)}: {why}" for path, why in code.skipped.items())
     return dataclasses.replace(plan, code=code_plan(code), worker=worker, notes=(*plan.notes, *left_out))
-
-
-def live_script(plan: Plan) -> str | None:
-    """Where the user's own file of the script lies."""
-    return plan.live_script
 
 
 def code_text(code: CodePlan) -> str:

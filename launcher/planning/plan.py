@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 PLAN_VERSION = 3
+CODE = "code"
+"""The folder of the copy of the code, in the run directory."""
 AGENT_START = str(Path(__file__).resolve().parents[1] / "agent" / "start.py")
 """What our own interpreter runs."""
 
@@ -242,7 +244,7 @@ class Plan:
         script, code = self.worker.script, self.code
         if script is None or code is None or not code.snapshot:
             return script
-        return posixpath.normpath(posixpath.join(code.root, posixpath.relpath(script, f"{self.run_dir}/code")))
+        return posixpath.normpath(posixpath.join(code.root, posixpath.relpath(script, f"{self.run_dir}/{CODE}")))
 
     @property
     def world_size(self) -> int:

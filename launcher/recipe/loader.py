@@ -36,6 +36,7 @@ from launcher.recipe.nodes import (
     Table,
     dotted,
     from_python,
+    list_on_the_way,
     merge,
     origin_of,
     put,
@@ -243,7 +244,7 @@ def _with_overrides(tree: Table, overrides: Sequence[str], findings: Findings) -
         if keys == ("extends",):
             findings.add(place, "extends: is only read from the recipe file")
             continue
-        if (listed := _list_on_the_way(tree, keys)) is not None:
+        if (listed := list_on_the_way(tree, keys)) is not None:
             message = f"{dotted(listed)}: this is a list, which has no keys"
             findings.add(place, message, f"replace it as a whole: {dotted(listed)}=[...]")
             continue
@@ -265,19 +266,6 @@ def _with_flags(tree: Table, flags: Flags, findings: Findings) -> Table:
 
 def _listed(entry: Entry) -> tuple[Node, ...]:
     return entry.value.values if isinstance(entry.value, Items) else ()
-
-
-def _list_on_the_way(tree: Table, keys: Keys) -> Keys | None:
-    """The first part of a path that is a list."""
-    node: Node = tree
-    for length, key in enumerate(keys[:-1], start=1):
-        entry = node.entries.get(key) if isinstance(node, Table) else None
-        if entry is None:
-            return None
-        if isinstance(entry.value, Items):
-            return keys[:length]
-        node = entry.value
-    return None
 
 
 def _has_keys(entry: Entry) -> bool:

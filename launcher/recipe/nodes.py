@@ -179,6 +179,19 @@ def merge(base: Table, over: Table) -> Table:
     return Table(entries, over.place)
 
 
+def list_on_the_way(tree: Table, keys: Keys) -> Keys | None:
+    """The first part of a path that is a list."""
+    node: Node = tree
+    for length, key in enumerate(keys[:-1], start=1):
+        entry = node.entries.get(key) if isinstance(node, Table) else None
+        if entry is None:
+            return None
+        if isinstance(entry.value, Items):
+            return keys[:length]
+        node = entry.value
+    return None
+
+
 def put(table: Table, keys: Keys, value: Node, place: Place) -> Table:
     """The same tree with one value set; sections on the way are made where they are missing."""
     first, rest = keys[0], keys[1:]

@@ -241,9 +241,9 @@ def _unknown(name: str, place: str, executors: Collection[str]) -> Problem:
         by_folder.setdefault(folder_name, []).append(profile)
     known = "; ".join(f"{', '.join(names)} (in {folder_name})" for folder_name, names in by_folder.items())
     near = did_you_mean(name, [*executors, *found])
-    parts = [near, f"executors: {', '.join(executors)}", f"profiles: {known or 'none'}"]
+    parts = [f"{near} executors: {', '.join(executors)}".strip(), f"profiles: {known or 'none'}"]
     return Problem(
         where=place,
         message=f"{name!r} is not a place: no executor and no profile is called that",
-        hint="; ".join([*filter(None, parts), "`launch init-site` writes one for the cluster that you are on"]),
+        hint="; ".join([*parts, "`launch init-site` writes one for the cluster that you are on"]),
     )

@@ -28,6 +28,7 @@ from launcher.recipe.nodes import (
     Table,
     child,
     dotted,
+    list_on_the_way,
     put,
 )
 from launcher.recipe.scalars import is_null, plain_value
@@ -337,23 +338,11 @@ def _with_numbers(section: BaseModel | None, settings: Sequence[_Setting]) -> Ba
 def _tree(base: Table, settings: Sequence[_Setting], findings: Findings) -> Table:
     tree = base
     for setting in settings:
-        if (listed := _list_on_the_way(tree, setting.keys)) is not None:
+        if (listed := list_on_the_way(tree, setting.keys)) is not None:
             findings.add(setting.place, f"sweep: {dotted(listed)} is a list, which has no keys")
             continue
         tree = put(tree, setting.keys, setting.value, setting.place)
     return tree
-
-
-def _list_on_the_way(tree: Table, keys: Keys) -> Keys | None:
-    node: Node = tree
-    for length, key in enumerate(keys[:-1], start=1):
-        entry = node.entries.get(key) if isinstance(node, Table) else None
-        if entry is None:
-            return None
-        if isinstance(entry.value, Items):
-            return keys[:length]
-        node = entry.value
-    return None
 
 
 def _place(setting: _Setting) -> Place:

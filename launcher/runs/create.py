@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import launcher
 from launcher import redact
 from launcher.errors import Problem, Refused
-from launcher.planning.codeplan import code_plan, live_script
+from launcher.planning.codeplan import code_plan
 from launcher.recipe.dump import dump_yaml
 from launcher.runs.carry import carry_agent
 from launcher.runs.code import store_code
@@ -49,7 +49,7 @@ def new_run_id(name: str, *, now: datetime, random: Random) -> str:
 
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
     """The recipe as it was understood, in full: it plans the same run from any directory and without its parent."""
-    paths = {"workdir": plan.worker.cwd, "script": live_script(plan), "extends": None}
+    paths = {"workdir": plan.worker.cwd, "script": plan.live_script, "extends": None}
     return {key: value for key, value in {**plan.recipe, **paths}.items() if value is not None}
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from planning_values import facts, job, plan
 
-from launcher.planning.codeplan import CODE
-from launcher.planning.plan import Plan, local_agent_argv
+from launcher.planning.plan import CODE, Plan, local_agent_argv
 from launcher.planning.program import placeholders_of
 from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES, worker_env
 from launcher.runs.rundir import RunDir

@@ -14,7 +14,7 @@ import runs_values as values
 from launcher.errors import Refused
 from launcher.planning.code import CodeFacts, CodeSource
 from launcher.planning.codefacts import gather_code
-from launcher.planning.codeplan import live_script, with_code
+from launcher.planning.codeplan import with_code
 from launcher.planning.plan import WorkerPlan
 from launcher.runs.code import choose_code, code_of_rerun, copy_changes, read_code, store_code
 from launcher.runs.create import create, resolved_recipe, update_plan
@@ -128,7 +128,7 @@ def test_the_script_of_a_plan_lies_in_the_copy_and_the_record_names_the_live_one
     plan = with_code(values.plan(runs_dir, worker=worker), gather_code(source(tree)))
     assert plan.worker.script == str(run.code / "train.py")
     assert plan.worker.cwd == str(tree)
-    assert live_script(plan) == str(tree / "train.py")
+    assert plan.live_script == str(tree / "train.py")
     assert f"script: {tree}/train.py" in run.resolved.read_text()
 
 
