@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 
 def count(number: int, noun: str) -> str:
@@ -58,3 +58,27 @@ def first_line(text: object) -> str:
 def shortened(text: str, width: int) -> str:
     """So many characters, and `...` in place of the rest."""
     return text if len(text) <= width else f"{text[:width]} ..."
+
+
+def step_text(step: int | None, total: int | None) -> str:
+    """`120/632`, or `120` where the end is not known; empty where nothing is."""
+    if step is None:
+        return ""
+    return f"{step}/{total}" if total else str(step)
+
+
+def short_hosts(hosts: Sequence[str]) -> str:
+    """`n1, n2`; of many `n1 ... n64 (64 nodes)`."""
+    return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} ... {hosts[-1]} ({len(hosts)} nodes)"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Rows of equal length as lines of columns, two spaces apart. `right`: the columns (of numbers) to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

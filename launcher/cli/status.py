@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.wording import first_line, short_duration, shortened
+from launcher.wording import first_line, short_duration, short_hosts, shortened, step_text
 
 if TYPE_CHECKING:
     from launcher.runs.fold import RunRecord
@@ -159,8 +159,6 @@ def expected_start(starts_s: float | None, now_s: float) -> str:
 
 def allocation_lines(record: RunRecord, now_s: float) -> list[str]:
     """One line per allocation: its job, its nodes, how long, and what ended it."""
-    from launcher.runs.queue import short_hosts
-
     lines = []
     for each in record.allocations:
         goes_on = each is record.allocations[-1] and each["ended_s"] is None and not record.state.is_final
@@ -194,8 +192,6 @@ def _newest(lines: list[str], shown: int | None) -> list[str]:
 
 def _reached(record: RunRecord) -> list[str]:
     """How far the training is; nothing for a script, which does not say it."""
-    from launcher.cli.runs import step_text
-
     evaluation = {name: value for name, value in (record.metrics or {}).items() if name.startswith("eval/")}
     saved = [event.get("step") for event in record.checkpoints]
     lines = {

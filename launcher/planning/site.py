@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher.planning.slurm import LEAST_GRACE_S, STOP_MARGIN_S
 from launcher.planning.slurm_facts import Partition, SlurmFacts
 from launcher.recipe.scalars import is_null, plain_value
-from launcher.wording import count, short_duration
+from launcher.wording import aligned, count, short_duration
 
 _LONGEST_S = 24 * 3600.0
 """Asked for where the partition allows more, or any time: a shorter limit starts earlier, and the run goes on."""
@@ -96,9 +96,7 @@ def _table(partitions: Sequence[Partition]) -> Iterator[str]:
                 {"": "?", "OFF": "never"}.get(each.preempt_mode, each.preempt_mode.lower()),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "#   " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+    yield from (f"#   {line}" for line in aligned(rows))
     if any(each.default for each in partitions):
         yield "# (* = the default; GPUs, CPUs and memory of a node, where nodes differ of the largest)"
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from launcher.runs.events import Event, time_of
 from launcher.runs.fold import RunRecord, allocation_sentence
-from launcher.runs.queue import short_hosts
 from launcher.runs.states import POLICIES, Cause, RunState
 from launcher.runs.times import PARTS, Span, spans
-from launcher.wording import first_line, short_duration, shortened
+from launcher.wording import aligned, first_line, short_duration, short_hosts, shortened
 
 _WIDEST = 70
 
@@ -59,7 +58,7 @@ def attempts_table(rows: Sequence[AttemptRow]) -> str:
         )
         for row in rows
     ]
-    return _aligned([("attempt", "from", "to", "time", "ended by"), *cells], right=4)
+    return "\n".join(aligned([("attempt", "from", "to", "time", "ended by"), *cells], right=range(4)))
 
 
 def allocations_table(record: RunRecord) -> str:
@@ -77,7 +76,8 @@ def allocations_table(record: RunRecord) -> str:
                 shortened(allocation_end(record, each), _WIDEST),
             )
         )
-    return _aligned([("allocation", "job", "queue", "time", "nodes", "ended by"), *cells], right=4) if cells else ""
+    head = ("allocation", "job", "queue", "time", "nodes", "ended by")
+    return "\n".join(aligned([head, *cells], right=range(4))) if cells else ""
 
 
 def allocation_end(record: RunRecord, allocation: Mapping[str, Any]) -> str:
@@ -98,7 +98,7 @@ def time_table(parts: Mapping[str, float], *, has_clock: bool) -> str:
     cells = [(_MEANING[name][0], f"{parts[name]:,.1f} s", f"{100 * parts[name] / total_s:.1f} %") for name in shown]
     notes = [_MEANING[name][1] for name in shown]
     rows = [("time", "", ""), *cells, ("total", f"{total_s:,.1f} s", "100 %")]
-    lines = _aligned(rows, right=3, left=1).splitlines()
+    lines = aligned(rows, right=(1, 2))
     table = [f"{line}   {note}".rstrip() for line, note in zip(lines, ["", *notes, ""], strict=True)]
     if not has_clock:
         table.append("without a step clock (`progress:`) `train` is all the time in which the workers ran")
@@ -136,16 +136,3 @@ def _ended_by(span: Span, stops: Sequence[str]) -> str:
 
 def _sentence(cause: object) -> str:
     return POLICIES[Cause(cause)].sentence if isinstance(cause, str) and cause in set(Cause) else "unknown"
-
-
-def _aligned(rows: Sequence[tuple[str, ...]], *, right: int, left: int = 0) -> str:
-    """Columns `left` to `right` (numbers) to the right, the others to the left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if left <= column < right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

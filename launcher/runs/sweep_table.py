@@ -13,7 +13,7 @@ from launcher.runs.load import ObserveAll, newest_metrics, read_ended, read_reco
 from launcher.runs.observed import UNKNOWN, Observation
 from launcher.runs.states import RunState
 from launcher.runs.sweep import Submission, SweepDir, SweepRecord, point_lines, submissions
-from launcher.wording import short_duration
+from launcher.wording import aligned, count, ranges, short_duration, step_text
 
 UNSTARTED = "UNSTARTED"
 """Of a point that has not begun, and that nothing will begin: `launch resume SWEEP` does."""
@@ -211,10 +211,17 @@ def table_text(table: SweepTable, *, limit: int | None = None) -> str:
     has_why = any(row.why for row in shown)
     head = ("POINT", "STATE", *table.keys, *([metric] if metric else []), "STEP", "TIME", *(["WHY"] if has_why else []))
     lines = [head, *(_cells(row, table.keys, metric=bool(metric), why=has_why) for row in shown)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    text = "\n".join(aligned(lines))
     more = f"\n... and {len(rows) - len(shown)} more" if len(shown) < len(rows) else ""
-    return f"{table.sweep_id}   {counts_text(table.counts)}\n{text}{more}"
+    note = f"\n{note}" if (note := _why_unsorted(table)) else ""
+    return f"{table.sweep_id}   {counts_text(table.counts)}\n{text}{more}{note}"
+
+
+def _why_unsorted(table: SweepTable) -> str:
+    """Why the points stand in their own order; empty where they do not, or where there is nothing to compare."""
+    if not table.metric or table.metric.endswith((" min", " max")) or sum(row.metric is not None for row in table.rows) < 2:
+        return ""
+    return f"in the order of the points: the recipe does not say which end of {table.metric} is better (sweep.metric)"
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
@@ -223,13 +230,12 @@ def counts_text(counts: Mapping[str, int]) -> str:
 
 
 def _cells(row: PointRow, keys: Sequence[str], *, metric: bool, why: bool) -> tuple[str, ...]:
-    step = "" if row.step is None else f"{row.step}/{row.total_steps}" if row.total_steps else str(row.step)
     return (
         str(row.index),
         row.state,
         *(row.settings.get(key, "") for key in keys),
         *(["" if row.metric is None else f"{row.metric:.4g}"] if metric else []),
-        step,
+        step_text(row.step, row.total_steps),
         "" if row.time_s is None else short_duration(row.time_s),
         *([row.why] if why else []),
     )
@@ -271,8 +277,6 @@ Message = Callable[[PointRow], str]
 
 def report_text(table: SweepTable, message: Message) -> str:
     """What `launch report SWEEP` says: how many ended how, why they failed, and the best."""
-    from launcher.wording import count, ranges
-
     lines = [f"{table.sweep_id}   {count(len(table.rows), 'point')}: {counts_text(table.counts)}"]
     for why, rows in failures(table).items():
         lines.append(f"  {why}   {count(len(rows), 'point')}: {ranges(row.index for row in rows)}")
@@ -282,6 +286,8 @@ def report_text(table: SweepTable, message: Message) -> str:
     if best.metric is not None and (table.metric or "").endswith((" min", " max")):
         values = " ".join(f"{key}={value}" for key, value in best.settings.items())
         lines.append(f"  best      {best.run_id}   {table.metric} {best.metric:.4g}   {values}")
+    elif note := _why_unsorted(table):
+        lines.append(f"  no best   {note}")
     again = sum(1 for row in table.rows if not row.goes_on and row.state != DONE)
     if again:
         lines.append(f"Next   launch resume {table.sweep_id}   (runs {count(again, 'point')} again)")

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.wording import count, duration, first_line, ranges, short_duration, shortened, signal_name
+from launcher.wording import (
+    aligned,
+    count,
+    duration,
+    first_line,
+    ranges,
+    short_duration,
+    short_hosts,
+    shortened,
+    signal_name,
+    step_text,
+)
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 nodes"), (1, "1 node"), (2, "2 nodes"), (1024, "1,024 nodes")])
@@ -47,3 +58,19 @@ def test_first_lines(text: str | None, line: str) -> None:
 
 def test_long_texts_are_cut() -> None:
     assert (shortened("abcd", 4), shortened("abcde", 4)) == ("abcd", "abcd ...")
+
+
+def test_rows_are_lines_of_columns() -> None:
+    rows = [("RUN", "STEP", "WHY"), ("a", "7", ""), ("bcd-1", "120/632", "it was stopped")]
+    assert aligned(rows, right=(1,)) == [
+        "RUN       STEP  WHY",
+        "a            7",
+        "bcd-1  120/632  it was stopped",
+    ]
+    assert aligned([]) == []
+
+
+def test_steps_and_hosts_are_short() -> None:
+    assert [step_text(*each) for each in ((None, 5), (0, None), (3, 5))] == ["", "0", "3/5"]
+    assert short_hosts(["n1", "n2"]) == "n1, n2"
+    assert short_hosts([f"n{number}" for number in range(1, 65)]) == "n1 ... n64 (64 nodes)"
