@@ -72,18 +72,10 @@ def create(
     """
     state_folder()  # first, so that a home which cannot be written is found before anything exists
     run = RunDir(Path(plan.run_dir))
-    make_folder(run, private=holds_code(facts))
-    try:
+    with whole_folder(run, private=holds_code(facts)):
         if facts.code is not None:  # a file may have changed since it was looked at: what counts is what is copied
             plan = dataclasses.replace(plan, code=code_plan(store_code(run, facts.code, origin=code_origin)))
         _fill(run, plan, recipe_text=recipe_text, resolved=resolved, command=command, facts=facts, rerun_of=rerun_of)
-    except (OSError, UnicodeEncodeError) as error:
-        shutil.rmtree(run.path, ignore_errors=True)
-        if isinstance(error, UnicodeEncodeError):
-            raise
-        message = f"the run directory cannot be written: {error.strerror}"
-        hint = "another place for runs: --runs-dir DIR, or LAUNCH_RUNS"
-        raise Refused([Problem(where=str(run.path), message=message, hint=hint)]) from error
     return run
 
 
@@ -111,7 +103,7 @@ def _fill(
     run.resolved.write_text(dump_yaml(resolved), encoding="utf-8")
     run.plan.write_text(plan.to_json(), encoding="utf-8")
     carry_agent(run, plan)
-    _write_token(run.token)
+    run.write_token()
     (run.path / "logs").mkdir()
     run.checkpoints.mkdir()  # `torch.save` does not make the folder that it is given
     record = redactor.document(launch_record(plan, command=command, facts=facts, rerun_of=rerun_of))
@@ -231,25 +223,28 @@ def installed_packages(folders: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def make_folder(run: RunDir, *, private: bool) -> None:
-    """Make the folder of a run or a sweep, for its owner alone if `private`. Raises Refused."""
+@contextmanager
+def whole_folder(run: RunDir, *, private: bool) -> Iterator[None]:
+    """Make the folder of a run or a sweep, for its owner alone if `private`, and fill it inside.
+
+    Raises Refused where it cannot be made or written; nothing is left behind where filling it fails.
+    """
+    hint = "another place for runs: --runs-dir DIR, or LAUNCH_RUNS"
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)
         run.path.mkdir(mode=0o700 if private else 0o777)
     except OSError as error:
-        problem = Problem(
-            where=str(run.path),
-            message=f"the run directory cannot be made: {error.strerror}",
-            hint="another place for runs: --runs-dir DIR, or LAUNCH_RUNS",
-        )
-        raise Refused([problem]) from error
-
-
-def _write_token(path: Path) -> None:
-    # The mode is given at creation: the secret is at no moment readable by others.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(os.urandom(32).hex())
+        message = f"the run directory cannot be made: {error.strerror}"
+        raise Refused([Problem(where=str(run.path), message=message, hint=hint)]) from error
+    try:
+        yield
+    except UnicodeEncodeError:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
+    except OSError as error:
+        shutil.rmtree(run.path, ignore_errors=True)
+        message = f"the run directory cannot be written: {error.strerror}"
+        raise Refused([Problem(where=str(run.path), message=message, hint=hint)]) from error
 
 
 def _git_diff(cwd: str) -> dict[str, Any]:

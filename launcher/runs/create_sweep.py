@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher import redact
-from launcher.errors import Problem, Refused
 from launcher.planning.codeplan import code_plan
 from launcher.planning.plan import Plan
 from launcher.planning.points import Line
 from launcher.runs.carry import carry_agent
 from launcher.runs.code import store_code
-from launcher.runs.create import holds_code, launch_record, make_folder, record_event
+from launcher.runs.create import holds_code, launch_record, record_event, whole_folder
 from launcher.runs.find import state_folder, write_pointer
 from launcher.runs.rundir import RunDir
 from launcher.runs.sweep import SweepDir, SweepRecord
@@ -40,22 +38,15 @@ def create_sweep(
 ) -> SweepDir:
     """Make the directory of a sweep, and the pointer that finds it from anywhere. `plan` is that of point 0.
 
-    Raises Refused where it cannot be written; nothing is left behind then.
+    Raises Refused where it cannot be written, UnicodeEncodeError for a path that is not UTF-8; nothing is left behind
+    then.
     """
     state_folder()
     sweep = SweepDir(folder)
-    make_folder(sweep.run, private=holds_code(facts))
-    try:
+    with whole_folder(sweep.run, private=holds_code(facts)):
         if facts.code is not None:
             plan = dataclasses.replace(plan, code=code_plan(store_code(sweep.run, facts.code)))
         _fill(sweep, record, plan, lines, recipe_text=recipe_text, command=command, facts=facts)
-    except (OSError, UnicodeEncodeError) as error:
-        shutil.rmtree(sweep.path, ignore_errors=True)
-        if isinstance(error, UnicodeEncodeError):
-            raise
-        message = f"the directory of the sweep cannot be written: {error.strerror}"
-        hint = "another place for runs: --runs-dir DIR, or LAUNCH_RUNS"
-        raise Refused([Problem(where=str(sweep.path), message=message, hint=hint)]) from error
     return sweep
 
 

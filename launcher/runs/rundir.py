@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,12 @@ class RunDir:
     def token(self) -> Path:
         """Secret of the agents' channel, mode 0600."""
         return self.path / "token"
+
+    def write_token(self) -> None:
+        """Make it up. The mode is given at creation: it is at no moment readable by others."""
+        descriptor = os.open(self.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(os.urandom(32).hex())
 
     @property
     def events(self) -> Path:

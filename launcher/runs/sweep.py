@@ -241,9 +241,7 @@ def _fill(made: RunDir, sweep: SweepDir, record: SweepRecord, plan: Mapping[str,
             (made.path / name).symlink_to(Path("..") / sweep.sweep_id / name)
     if sweep.run.agent_code.is_dir():
         shutil.copytree(sweep.run.agent_code, made.agent_code)
-    descriptor = os.open(made.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(os.urandom(32).hex())
+    made.write_token()
     for folder in (made.console.parent, made.checkpoints, made.events):
         folder.mkdir()
     if plan.get("slurm"):
