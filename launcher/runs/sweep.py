@@ -101,7 +101,7 @@ class SweepRecord:
     user: str = ""
     host: str = ""
     slots: tuple[dict[str, Any], ...] = ()
-    """On one machine: `{cpus, gpus}` of each point that may run at a time."""
+    """On one machine: `{cpus, gpus, cpu_quota}` of each point that may run at a time."""
     secrets: tuple[str, ...] = ()
 
     def to_json(self) -> str:
@@ -110,12 +110,14 @@ class SweepRecord:
 
 
 def read_sweep(sweep: SweepDir) -> SweepRecord | None:
-    """What is known of a sweep; None where it is none, or is spoiled."""
+    """What is known of a sweep; None where it is none, is spoiled, or is one of another version."""
     try:
-        raw: dict[str, Any] = json.loads(sweep.record.read_bytes())
+        raw = parse_object(sweep.record.read_bytes())
+        if raw is None or raw.get("version") != SWEEP_VERSION:
+            return None
         values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
         return SweepRecord(**values)
-    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, TypeError):
         return None
 
 

@@ -30,7 +30,7 @@ from launcher.runs.create_sweep import create_sweep
 from launcher.runs.events import read_events
 from launcher.runs.find import find_run, find_sweep
 from launcher.runs.observed import Observation
-from launcher.runs.sweep import SweepDir, SweepRecord, make_point, parse_tasks, point_lines, point_plan
+from launcher.runs.sweep import SweepDir, SweepRecord, make_point, parse_tasks, point_lines, point_plan, read_sweep
 from launcher.runs.sweep_table import SweepTable, failures, report_text, sweep_table, table_text
 from launcher.sweeps import _lines, arrays_of, at_point, submit_arrays
 
@@ -414,8 +414,6 @@ def finish(sweep: SweepDir, index: int, state: str, **result: Any) -> None:
 
 
 def look(sweep: SweepDir, seen: Mapping[str, Observation]) -> tuple[SweepTable, list[list[str]]]:
-    from launcher.runs.sweep import read_sweep
-
     asked: list[list[str]] = []
 
     def observe(refs: Sequence[str]) -> Mapping[str, Observation]:
@@ -425,6 +423,16 @@ def look(sweep: SweepDir, seen: Mapping[str, Observation]) -> tuple[SweepTable, 
     known = read_sweep(sweep)
     assert known is not None
     return sweep_table(sweep, known, observe, now_s=2000.0), asked
+
+
+def test_a_sweep_of_another_version_or_a_spoiled_one_is_not_read(make: Callable[..., SweepDir]) -> None:
+    sweep = make("train.optimizer.lr=1e-4,1e-3")
+    known = json.loads(sweep.record.read_text())
+    for changed in (known | {"version": 2}, known | {"unheard": "of"}, [], {}):
+        sweep.record.write_text(json.dumps(changed))
+        assert read_sweep(sweep) is None
+    sweep.record.write_text(json.dumps(known))
+    assert read_sweep(sweep) is not None
 
 
 def test_the_table_has_the_best_first_and_asks_once(make: Callable[..., SweepDir]) -> None:
