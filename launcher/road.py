@@ -341,8 +341,8 @@ def recipe_flags(
 
 def facts_of(loaded: LoadedRecipe, executor: str) -> Facts:
     """What is true on this machine, as far as the recipe needs it in that place; all but its code."""
+    from launcher.planning.decisions import ON_SLURM
     from launcher.planning.facts import gather_facts
-    from launcher.planning.make import ON_SLURM
 
     recipe, on_slurm = loaded.recipe, executor in ON_SLURM
     in_image = on_slurm and recipe.slurm.container is not None

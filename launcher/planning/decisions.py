@@ -1,0 +1,211 @@
+"""All there is to decide before a plan is written down: interpreter, devices, nodes, threads, network, job. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from launcher.planning.codeplan import absolute
+from launcher.planning.engine import Engine, choose_engine, of_workers
+from launcher.planning.network import Network, pick_family, resolve_network
+from launcher.planning.plan import EnvVar, NodePlan, SlurmPlan
+from launcher.planning.points import folders_of_sweep
+from launcher.planning.program import placeholders_of
+from launcher.planning.slurm import Job, grace_of, plan_slurm
+from launcher.planning.slurm_nodes import NodeShape, nodes_of_job, on_node, shape_nodes
+from launcher.planning.topology import (
+    Device,
+    Finding,
+    Remarks,
+    Threads,
+    check_batch,
+    check_strategy,
+    choose_device,
+    choose_threads,
+    place_nodes,
+)
+from launcher.planning.variables import check_secrets, worker_variables
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts
+    from launcher.recipe.loader import LoadedRecipe
+    from launcher.recipe.schema import Recipe
+
+GRACE_S = 30.0
+"""How long a stop may take where nobody says so, and no SLURM has a say in it."""
+ON_SLURM = ("slurm", "here")
+"""Executors whose nodes are those of a job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """Where a run is, and where its program is read from."""
+
+    run_dir: str
+    folder: str
+    """Of the recipe; of a script without one, where `launch` was called."""
+    cwd: str
+    """Of the workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreters:
+    """Who runs what."""
+
+    engine: Engine
+    python: str
+    """Of the workers."""
+    launcher_python: str
+    """Ours."""
+    own: bool
+    """Whether the two are one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Which nodes there are, what each gives, and how they talk."""
+
+    shape: NodeShape | None
+    """Of the nodes of a job of SLURM; None on this machine."""
+    device: Device
+    threads: Threads
+    network: Network
+    nodes: tuple[NodePlan, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """What the plan says, but for the recipe's own values."""
+
+    paths: Paths
+    interpreters: Interpreters
+    layout: Layout
+    resumable: bool
+    slurm: SlurmPlan | None
+    grace_s: float
+    placeholders: Mapping[str, str]
+    env: tuple[EnvVar, ...]
+
+
+def decide(
+    loaded: LoadedRecipe,
+    facts: Facts,
+    *,
+    run_id: str,
+    runs_dir: str,
+    executor: str,
+    remarks: Remarks,
+    refusals: list[Finding],
+) -> Decisions:
+    """Decide all of it. What is wrong with the recipe goes to `remarks`, what this machine cannot do to `refusals`."""
+    recipe = loaded.recipe
+    interpreters, facts = _interpreters(recipe, facts, executor, remarks, refusals)
+    layout = _lay_out(loaded, facts, executor, remarks)
+    paths = _paths(loaded, facts, run_id=run_id, runs_dir=runs_dir)
+    resumable = not recipe.is_script or recipe.resume is not None
+    slurm, grace_s = None, GRACE_S if recipe.faults.grace == "auto" else recipe.faults.grace.time_s
+    if layout.shape is not None:
+        job = Job(
+            run_id=run_id,
+            run_dir=paths.run_dir,
+            cwd=paths.cwd,
+            folders=(*_read_folders(recipe, paths.folder, facts), *folders_of_sweep(paths.run_dir)),
+            shape=layout.shape,
+            own_python=interpreters.launcher_python,
+            python=interpreters.python,
+            own=interpreters.own,
+            resumable=resumable,
+            inside=executor == "here",
+        )
+        slurm, grace_s = plan_slurm(recipe, facts, job, remarks), grace_of(recipe, facts, remarks)
+    placeholders = placeholders_of(recipe, paths.run_dir, layout.device.nproc_per_node)
+    env = worker_variables(
+        recipe,
+        facts,
+        device=layout.device,
+        threads=layout.threads,
+        network=layout.network,
+        origins=loaded.origins,
+        placeholders=placeholders,
+        remarks=remarks,
+    )
+    check_secrets(recipe, facts, remarks)
+    return Decisions(
+        paths=paths,
+        interpreters=interpreters,
+        layout=layout,
+        resumable=resumable,
+        slurm=slurm,
+        grace_s=grace_s,
+        placeholders=placeholders,
+        env=env,
+    )
+
+
+def _interpreters(
+    recipe: Recipe, facts: Facts, executor: str, remarks: Remarks, refusals: list[Finding]
+) -> tuple[Interpreters, Facts]:
+    """Who runs what, and the facts as they are for the workers."""
+    has_image = executor in ON_SLURM and recipe.slurm.container is not None
+    if has_image:
+        facts = _in_image(recipe, facts, remarks)
+    engine = choose_engine(facts, script=recipe.is_script, remarks=remarks, refusals=refusals)
+    of_launcher, facts = facts, of_workers(facts)
+    own = of_launcher.interpreter is None and not has_image
+    found = Interpreters(engine=engine, python=facts.python, launcher_python=of_launcher.python, own=own)
+    return found, facts
+
+
+def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks) -> Layout:
+    recipe, on_slurm = loaded.recipe, executor in ON_SLURM
+    shape = shape_nodes(recipe, facts, remarks, inside=executor == "here") if on_slurm else None
+    device = choose_device(recipe, facts, remarks) if shape is None else shape.device
+    world_size = recipe.resources.nodes * device.nproc_per_node
+    check_batch(recipe, world_size, remarks)
+    check_strategy(recipe, world_size, remarks)
+    if shape is None:
+        of_machine, num_workers = facts, world_size
+    else:
+        of_machine, num_workers = on_node(facts, shape), device.nproc_per_node
+    threads = choose_threads(recipe, of_machine, num_workers, loaded.origin("resources.threads"), remarks)
+    network = resolve_network(recipe, facts, one_machine=not on_slurm, origins=loaded.origins, remarks=remarks)
+    if shape is None:
+        nodes = place_nodes(recipe, facts, device, _own_address(facts), remarks)
+    else:
+        nodes = nodes_of_job(recipe, shape)
+    return Layout(shape=shape, device=device, threads=threads, network=network, nodes=nodes)
+
+
+def _paths(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str) -> Paths:
+    folder = facts.cwd if loaded.source is None else str(loaded.source.parent)
+    return Paths(
+        run_dir=absolute(facts.cwd, posixpath.join(runs_dir, run_id)),
+        folder=folder,
+        cwd=facts.cwd if loaded.recipe.workdir is None else absolute(folder, loaded.recipe.workdir),
+    )
+
+
+def _own_address(facts: Facts) -> str:
+    """How the nodes of one machine reach node 0: over loopback, in the family that there is (F096)."""
+    loopback = [item.addresses for item in facts.interfaces if item.loopback and item.addresses]
+    family = pick_family(loopback[:1])
+    return family.addresses[0] if family else "127.0.0.1"
+
+
+def _in_image(recipe: Recipe, facts: Facts, remarks: Remarks) -> Facts:
+    """The facts with the interpreter of the container's image, of which nothing can be known from here."""
+    if not recipe.is_script:
+        message = "slurm.container: the built-in training program runs in our own environment, not in an image"
+        remarks.problems.append(Finding("slurm.container", message, "slurm.container: null, or a script of your own"))
+    python = "python3" if recipe.python is None else recipe.python
+    return dataclasses.replace(facts, interpreter=None, torch_version=None, workers_python=python)
+
+
+def _read_folders(recipe: Recipe, folder: str, facts: Facts) -> tuple[str, ...]:
+    """Folders that a script is read from, besides the run directory and the workdir."""
+    code = () if facts.code is None or facts.code.snapshot else (facts.code.root,)
+    script = () if recipe.script is None else (posixpath.dirname(absolute(folder, recipe.script)),)
+    return (*code, *script)
