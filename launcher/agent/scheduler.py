@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.planning import calls
 from launcher.wording import first_line
 
 _LIMIT_S = 15.0
@@ -119,19 +120,7 @@ def _call(
     limit_s: float = _LIMIT_S,
 ) -> str:
     try:
-        done = subprocess.run(
-            argv,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            env=env,
-            cwd=cwd,
-            timeout=limit_s,
-            start_new_session=True,
-        )
+        done = calls.run(argv, limit_s=limit_s, told=stdin, env=env, cwd=cwd)
     except FileNotFoundError:
         raise SchedulerError(f"there is no `{argv[0]}` on this node") from None
     except PermissionError as error:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from launcher.errors import Problem, Refused
+from launcher.planning import calls
 from launcher.runs.observed import Observation
 
 _SQUEUE = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%i|%T|%S|%e|%l|%N|%r")
@@ -258,16 +259,7 @@ def _has_steps(ident: str) -> bool:
 def _ask(argv: Sequence[str], *, limit_s: float, quiet: bool = True) -> _Answer:
     """Run a client of SLURM. `quiet`: what it writes on standard error counts only if it fails."""
     try:
-        done = subprocess.run(
-            argv,
-            env=_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
+        done = calls.run(argv, limit_s=limit_s, env=_environment(os.environ))
     except FileNotFoundError:
         where = socket.gethostname()
         return _Answer(error=f"there is no {argv[0]} on {where}; ask from a login node of the cluster")

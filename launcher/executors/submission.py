@@ -11,6 +11,9 @@ from typing import NamedTuple
 import submitit
 from submitit.core.utils import FailedSubmissionError
 
+from launcher.planning import calls
+from launcher.wording import signal_name
+
 LIMIT_S = 120.0
 """A busy controller answers late; one that is away makes sbatch try for about that long."""
 
@@ -52,21 +55,17 @@ class _OwnScript(submitit.SlurmExecutor):
 
     def send(self, path: Path, environment: Mapping[str, str]) -> Accepted:
         """Submit the script that lies there."""
-        done = subprocess.run(
-            self._make_submission_command(path),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=dict(environment),
-            timeout=LIMIT_S,
-            check=False,
-            start_new_session=True,  # a Ctrl-C must not end it half-way: then nobody knows whether there is a job
-        )
+        # In a session of its own: a Ctrl-C must not end it half-way, then nobody knows whether there is a job.
+        done = calls.run(self._make_submission_command(path), limit_s=LIMIT_S, env=environment)
         if done.returncode:
             said = "; ".join(_lines(done.stderr))
-            raise Refusal(said or f"sbatch ended with exit code {done.returncode}, and said nothing")
-        job: str = self._get_job_id_from_submission_command(done.stdout)
+            how = f"with exit code {done.returncode}" if done.returncode > 0 else f"by {signal_name(-done.returncode)}"
+            raise Refusal(said or f"sbatch ended {how}, and said nothing")
+        try:
+            job: str = self._get_job_id_from_submission_command(done.stdout)
+        except FailedSubmissionError:
+            said = "; ".join(_lines(done.stdout)) or "nothing"
+            raise Refusal(f"sbatch names no job, but says: {said}; `squeue --me` shows whether it took one") from None
         return Accepted(job, tuple(_lines(done.stderr)))
 
 
@@ -85,7 +84,7 @@ def sbatch(script: str, folder: Path, *, flags: Sequence[str], environment: Mapp
         raise Refusal(
             f"sbatch has not answered within {LIMIT_S:.0f} s; `squeue --me` says whether it was taken"
         ) from None
-    except (OSError, FailedSubmissionError) as error:
+    except OSError as error:
         raise Refusal(str(error)) from error
     shutil.copy(path, folder / f"batch-{accepted.job}.sh")
     return accepted

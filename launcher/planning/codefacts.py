@@ -17,6 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import launcher
+from launcher.planning.calls import answer
 from launcher.planning.code import LINK, CodeFacts, CodeSource
 
 SIZE_LIMIT_BYTES = 50_000_000
@@ -105,17 +106,21 @@ def _git_files(root: str) -> tuple[list[str], list[str]] | str:
         return f"there is no folder {root}"
     base = [git, "-C", root, "--no-optional-locks", "ls-files", "-z", "--others", "--exclude-standard"]
     calls = [
-        subprocess.Popen([*base, *more], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*base, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+        )
         for more in (["--cached", "-t"], ["--ignored", "--directory"])
     ]
     outputs: list[list[str]] = []
     reason = ""
     for call in calls:
         try:
-            out, err = call.communicate(timeout=GIT_LIMIT_S)
+            out, err = answer(call, limit_s=GIT_LIMIT_S)
         except subprocess.TimeoutExpired:
-            call.kill()
-            call.communicate()
             reason = f"git took more than {GIT_LIMIT_S:.0f} s to list it"
             continue
         if call.returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, Refused
+from launcher.planning.calls import answer
 from launcher.planning.code import CodeFacts
 from launcher.planning.interpreters import Interpreter, probe
 from launcher.planning.slurm_facts import Allocation, SlurmFacts, SlurmProbe, allocation_of, slurm_from_json
@@ -302,6 +304,7 @@ def _start_git(cwd: Path) -> subprocess.Popen[str] | None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        process_group=0,
     )
 
 
@@ -309,11 +312,8 @@ def _finish_git(process: subprocess.Popen[str] | None) -> dict[str, Any]:
     """Read the answer; a repository that takes too long counts as none."""
     output = ""
     if process is not None:
-        try:
-            output, _ = process.communicate(timeout=GIT_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, _ = answer(process, limit_s=GIT_LIMIT_S)
     return parse_git_status(output)
 
 

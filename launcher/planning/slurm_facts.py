@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.planning.calls import answer
+
 ASK_LIMIT_S = 5.0
 KILL_WAIT_S = 30.0
 """SLURM's own default."""
@@ -122,10 +124,8 @@ class SlurmProbe:
         for name, process in self._asked.items():
             try:
                 left_s = self._asked_s + limit_s - time.monotonic()
-                output, errors = process.communicate(timeout=max(0.0, left_s))
+                output, errors = answer(process, limit_s=max(0.0, left_s))
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
                 faults.append(f"`{' '.join(_QUESTIONS[name])}` does not answer within {limit_s:g} s")
                 continue
             said[name] = output
@@ -239,7 +239,13 @@ def slurm_from_json(raw: Mapping[str, Any] | None) -> SlurmFacts | None:
 
 def _ask(argv: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        process_group=0,
     )
 
 
