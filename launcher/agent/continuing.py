@@ -18,6 +18,7 @@ from launcher.agent.scheduler import JobView
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event
 from launcher.runs.states import Cause, RunState
+from launcher.wording import signal_name
 
 MAX_IDLE_ALLOCATIONS = 3
 """In a row, that end without a newer step or checkpoint. One is bad luck (preempted at once), two happen; three are a
@@ -176,6 +177,10 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
     if stopped:
         reason = str(stopped.get("reason")).removeprefix("SIG")
         return ended(Cause.SIGNAL, reason if " " in reason else f"{reason} from outside, to processes of the run")
+    if srun_exit_code is not None and srun_exit_code < 0:  # free, as a killed agent is
+        host = str(next(iter(own[0].get("nodes") or ()), "?")) if own else "?"
+        reason = f"node 0 ({host}) was lost: srun there was ended by {signal_name(-srun_exit_code)}"
+        return ended(Cause.NODE_LOST, reason, node=0, host=host, exit_code=1)
     said = f"srun ended with exit code {srun_exit_code}, and no agent has said how the run ended"
     return Finish(RunState.FAILED, Cause.INTERNAL, srun_exit_code or 70, said)
 

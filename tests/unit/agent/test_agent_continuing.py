@@ -67,6 +67,7 @@ def ended(*events: Event, **fields: Any) -> AllocationEnd | Finish:
         ([LOST], {"views": []}, Cause.NODE_LOST, False),
         ([LOST, STOP, KILLED_BY_TERM], {"bad_task": KILLED}, Cause.NODE_LOST, False),
         ([], {"bad_task": KILLED, "srun_exit_code": 137}, Cause.NODE_LOST, False),
+        ([], {"srun_exit_code": -9}, Cause.NODE_LOST, False),
         ([LOST, REJOINED, STOP, SAVED], {}, Cause.SIGNAL, True),
         ([STOP, LOST, SAVED], {}, Cause.SIGNAL, True),
         ([STOP, SAVED], {"bad_task": KILLED}, Cause.SIGNAL, True),
@@ -89,6 +90,15 @@ def test_a_lost_node_is_named() -> None:
         assert (end.node, end.host) == (1, "n4")
     assert by_head.reason == "node 1 (n4) was lost: nothing heard for 20 s"
     assert by_srun.reason == "node 1 (n4) was lost: the launcher's process there ended by Killed"
+
+
+def test_a_killed_srun_is_the_loss_of_the_first_node() -> None:
+    """As a killed agent there: no code of the run has failed."""
+    start = event("allocation_started", allocation=1, nodes=["n3", "n4"])
+    end = ended(start, srun_exit_code=-9)
+    assert isinstance(end, AllocationEnd)
+    assert (end.node, end.host, end.exit_code) == (0, "n3", 1)
+    assert end.reason == "node 0 (n3) was lost: srun there was ended by SIGKILL"
 
 
 def test_who_asked_for_the_requeue_makes_it_unnecessary() -> None:
