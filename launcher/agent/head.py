@@ -25,6 +25,8 @@ from launcher.runs.states import Cause, RunState, is_signal
 from launcher.wording import signal_name
 
 _KILLED = 128 + SIGKILL
+_NAMED = 4
+"""So many ranks are named; of more than that, how many."""
 SETTLE_S = 1.0
 """How long a lost peer waits for the failure that it is a consequence of. Ends as soon as that arrives."""
 WAITING_EVERY_S = 10.0
@@ -71,6 +73,7 @@ class Head:
     hosts: Mapping[int, str]
     master_addr: str
     now_s: float
+    workers_per_node: int = 1
     attempt: int = 0
     """The last one that was started."""
     restarts: int = 0
@@ -95,6 +98,8 @@ class Head:
     _nodes: dict[int, _Node] = field(default_factory=dict)
     _suspects: list[Failure] = field(default_factory=list)
     _hang: Failure | None = None
+    _failed: set[int] = field(default_factory=set)
+    """Ranks that have failed in this attempt."""
     _deadline_s: float | None = None
     _since_s: float = 0.0
     _said_waiting_s: float = 0.0
@@ -163,6 +168,7 @@ class Head:
             return []
         if self.phase is Phase.ENDING and failure.cause is Cause.SIGNAL and failure.exit_code == _KILLED:
             return []  # by us, with the others: worker_ended records it
+        self._failed.add(failure.rank)
         effects: list[Effect] = [Record("failure", {**asdict(failure), "cause": failure.cause.value})]
         if self.phase is Phase.ENDING:
             return effects
@@ -309,6 +315,7 @@ class Head:
         self.attempt_here = self.attempt
         self.phase, self._deadline_s = Phase.RUNNING, None
         self._suspects.clear()
+        self._failed.clear()
         self._hang = None
         self.previous, self.first_failure = self.first_failure or self.previous, None
         for member in self._nodes.values():
@@ -349,6 +356,18 @@ class Head:
         told = f"{failure.who} waited in vain: the stacks of those that still run go to {logs}"
         return [Record("stacks_requested", {"attempt": self.attempt}), Say(told), Send({"type": "stacks"})]
 
+    def _with_missing(self, failure: Failure) -> Failure:
+        """The one who waited, with those who still run after all who waited with it have failed."""
+        size = self.workers_per_node
+        there = [rank for rank in range(self.node_count * size) if rank not in self._failed]
+        if not there:
+            return failure
+        names = [f"rank {rank} on node {rank // size} ({self._nodes[rank // size].host})" for rank in there[:_NAMED]]
+        more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
+        headline, *rest = failure.message.splitlines() or [""]
+        first = f"{headline}; still running then: {', '.join(names)}{more}"
+        return replace(failure, message="\n".join([first, *rest]))
+
     def _may_be_a_stop(self, failure: Failure) -> bool:
         """SLURM signals workers too: one without a handler is dead before its agent has said that this is a stop."""
         return self.allocation is not None and failure.exit_code == 128 + SIGTERM and failure.cause is Cause.SIGNAL
@@ -381,7 +400,7 @@ class Head:
     def _deadline_passed(self) -> list[Effect]:
         self._deadline_s = None
         if self.phase is Phase.RUNNING and self._hang is not None:
-            return self._act_on(self._hang)
+            return self._act_on(self._with_missing(self._hang))
         if self.phase is Phase.RUNNING and self._suspects:
             return self._act_on(self._suspects[0])
         if self.phase is Phase.STOPPING:

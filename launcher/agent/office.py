@@ -64,6 +64,7 @@ class HeadOffice:
         number = None if allocation is None else allocation.number
         self._head = Head(
             node_count=len(plan.nodes),
+            workers_per_node=plan.nproc_per_node,
             max_restarts=plan.limits.max_restarts,
             resumable=plan.resumable,
             grace_s=plan.limits.grace_s,

@@ -89,7 +89,7 @@ def test_stacks_of_a_rank_that_spins_and_of_one_that_waits_in_a_collective(
 
 
 def test_a_collective_that_times_out_leaves_the_stacks_of_all_ranks(launch: Launch, recipe: Recipe) -> None:
-    """F072: rank 1 sleeps for ever."""
+    """F017 F072: rank 1 sleeps for ever."""
     run = launch(recipe(SLEEPS, nodes=2, nproc=1))
     run.wait_for_marks("waits", ranks=1)
     assert run.wait() == 1, run.text
@@ -97,5 +97,7 @@ def test_a_collective_that_times_out_leaves_the_stacks_of_all_ranks(launch: Laun
     assert "in sleep_for_ever" in run.log(1, node=1)
     assert run.result["cause"] == "hang"
     assert run.result["first_failure"]["rank"] == 0
+    assert "still running then: rank 1 on node 1" in run.result["first_failure"]["message"]
+    assert "still running then: rank 1 on node 1" in run.text
     assert "waited in vain" in run.text
     assert "sleep_for_ever" not in run.text, "stacks of all ranks would bury what a person wants to see"

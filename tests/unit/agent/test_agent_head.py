@@ -497,6 +497,26 @@ class TestHang:
         assert head.first_failure is not None
         assert head.first_failure.cause is Cause.HANG
 
+    def test_who_did_not_come_is_named(self) -> None:
+        """F017: those that still run when all who waited have timed out."""
+        head = running(workers_per_node=2, max_restarts=0)
+        head.failed(failure(head, rank=0, cause=Cause.HANG, message="Timed out waiting 4000ms\nmore"))
+        head.failed(failure(head, rank=1, cause=Cause.PEER_LOST))
+        head.failed(failure(head, node=1, rank=3, cause=Cause.HANG))
+        head.now_s += STACKS_S
+        head.tick()
+        assert head.first_failure is not None
+        assert head.first_failure.message == "Timed out waiting 4000ms; still running then: rank 2 on node 1 (n1)\nmore"
+        assert "rank 2 on node 1 (n1)" in finish_of(all_ready(head)).reason
+
+    def test_of_many_that_did_not_come_some_are_named(self) -> None:
+        head = running(workers_per_node=8, max_restarts=0)
+        head.failed(failure(head, rank=0, cause=Cause.HANG))
+        head.now_s += STACKS_S
+        head.tick()
+        assert head.first_failure is not None
+        assert head.first_failure.headline.endswith("rank 4 on node 0 (n0) and 11 more")
+
     def test_what_fails_meanwhile_is_recorded_and_changes_nothing(self) -> None:
         head = running(max_restarts=0)
         head.failed(failure(head, cause=Cause.HANG))
