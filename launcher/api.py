@@ -21,9 +21,9 @@ from typing import Any
 
 from launcher.errors import ExitCode, Problem, Refused
 from launcher.executors.base import Executor, JobRef, Watcher, get_executor, observe_job
-from launcher.preparation import prepare
+from launcher.preparation import prepare_new
 from launcher.road import Request, make_run, prepared, returns_at_once, start
-from launcher.runs.create import discard, record_event
+from launcher.runs.create import record_event
 from launcher.runs.find import find_run
 from launcher.runs.fold import RunRecord
 from launcher.runs.load import read_record, read_result
@@ -190,11 +190,7 @@ def run(
     )
     with prepared(request, warm=True) as ready:
         folder = make_run(ready, command=["launcher.run", request.target, *request.overrides, "--", *args])
-        try:
-            prepare(ready.plan, folder, show=lambda line: print(f"prepare | {line}", file=sys.stderr))
-        except Refused:
-            discard(folder)
-            raise
+        prepare_new(ready.plan, folder, show=lambda line: print(f"prepare | {line}", file=sys.stderr))
         detached = detached or returns_at_once(ready.executor)
         ref = start(ready.plan, folder, ready.executor, attached=not detached)
     started = Run(folder, ready.executor, ref)

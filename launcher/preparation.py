@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from launcher import redact
 from launcher.errors import Problem, Refused
 from launcher.planning.variables import OFFLINE_ORIGIN
-from launcher.runs.create import record_event
+from launcher.runs.create import discard, record_event
 from launcher.wording import first_line, signal_name
 
 if TYPE_CHECKING:
@@ -48,6 +48,15 @@ def prepare(plan: Plan, run: RunDir, *, show: Callable[[str], None]) -> None:
         line = f"line {number} (`{first_line(plan.prepare[int(number) - 1])}`)" if number.isdecimal() else "bash"
         raise Refused([Problem(where="prepare", message=f"{line} {how}{said}", hint="nothing was submitted")])
     record_event(run, "prepared", time_s=round(time.monotonic() - begun_s, 3))
+
+
+def prepare_new(plan: Plan, run: RunDir, *, show: Callable[[str], None]) -> None:
+    """The same for a run, or a sweep, that was just made: where a line fails, it is gone. Raises Refused."""
+    try:
+        prepare(plan, run, show=show)
+    except Refused:
+        discard(run)
+        raise
 
 
 def _run(plan: Plan, run: RunDir, begun: Path, show: Callable[[str], None]) -> tuple[int, list[str]]:

@@ -95,16 +95,16 @@ _PASSED_ON = {
     "SBATCH_TIMELIMIT": "--time",
 }
 """Variables of sbatch that count where the plan does not say it. They would beat what stands in the script."""
-_OURS = ("LAUNCH_HEAD", "LAUNCH_ALLOCATION", "LAUNCH_SECONDS_LEFT")
 _RANKS = ("PMI_", "PMIX_", "OMPI_", "MPI_", "TORCHELASTIC_")
 
 
 def submit_environment(environment: Mapping[str, str], flags: Sequence[SbatchFlag]) -> dict[str, str]:
     """What a job inherits: the user's environment, without the job that this process may be in, and without ranks."""
+    from launcher.agent.allocation import VARIABLES
     from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES
 
     said = {flag.flag for flag in flags}
-    dropped = (TORCHRUN_NAMES | LAUNCH_NAMES | set(_OURS)) - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    dropped = (TORCHRUN_NAMES | LAUNCH_NAMES | set(VARIABLES)) - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     return {
         name: value
         for name, value in environment.items()
