@@ -19,7 +19,7 @@ LIMIT_S = 120.0
 
 
 class Refusal(Exception):  # noqa: N818 - what SLURM gives
-    """SLURM takes the job not."""
+    """SLURM does not take the job."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
