@@ -132,7 +132,8 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
     """Why the allocation has ended; Finish where that ends the run too.
 
     views: what SLURM said of the job, when the stop began and now; none where it could not be asked. restart_count: how
-    often SLURM had requeued the job before this allocation. seconds_left: to the time limit, below 0 after it.
+    often SLURM had requeued the job before this allocation. seconds_left: to the time limit by our clock, below 0 after
+    it; what a view says of it counts more.
     terminated: SLURM has sent TERM to the batch script. srun_exit_code: None while it still runs.
     """
     own = own_events(events, allocation)
@@ -146,6 +147,7 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
     requeued = any(view.restarts > restart_count for view in views)
     ends = terminated or any(view.state not in ("RUNNING", "UNKNOWN") for view in views)
     cause = str(stopped.get("cause", ""))
+    seconds_left = next((view.seconds_left for view in reversed(views) if view.seconds_left is not None), seconds_left)
 
     def ended(cause: Cause, reason: str, **more: Any) -> AllocationEnd:
         return AllocationEnd(

@@ -43,6 +43,8 @@ class JobView:
     restarts: int = 0
     preempted: bool = False
     """Another job takes its place: it is in its grace time."""
+    seconds_left: float | None = None
+    """To its time limit as it is now (somebody may have changed it), below 0 after it; None where it has none."""
 
 
 def job_view(job: str) -> JobView:
@@ -59,7 +61,13 @@ def read_job(text: str) -> JobView:
         reason=fields.get("Reason", "None"),
         restarts=int(restarts) if restarts.isdecimal() else 0,
         preempted=fields.get("PreemptTime", "None") not in ("None", "Unknown", "N/A", ""),
+        seconds_left=_until_limit(fields.get("TimeLimit", ""), fields.get("RunTime", "")),
     )
+
+
+def _until_limit(limit: str, used: str) -> float | None:
+    limit_s, used_s = read_time_left(limit), read_time_left(used)
+    return None if limit_s is None or used_s is None else limit_s - used_s
 
 
 def seconds_left(job: str) -> float | None:

@@ -26,6 +26,9 @@ from launcher.runs.states import Cause, RunState
 RUNNING = JobView(state="RUNNING")
 COMPLETING = JobView(state="COMPLETING")
 REQUEUED = JobView(state="COMPLETING", restarts=1)
+SHORTENED = JobView(state="COMPLETING", seconds_left=-4.0)
+"""By `scontrol update TimeLimit=...`, after the job had begun: our clock knows nothing of it."""
+LENGTHENED = JobView(state="COMPLETING", seconds_left=3600.0)
 PREEMPTED = JobView(state="RUNNING", preempted=True)
 KILLED = BadTask(host="n4", task=1, what="Killed")
 
@@ -63,6 +66,7 @@ def ended(*events: Event, **fields: Any) -> AllocationEnd | Finish:
         ([STOP, SAVED], {"views": [REQUEUED], "terminated": True}, Cause.REQUEUED, True),
         ([STOP, LIMIT], {"seconds_left": 20.0}, Cause.TIME_LIMIT, True),
         ([STOP, KILLED_BY_TERM], {"views": [COMPLETING], "seconds_left": -3.0}, Cause.TIME_LIMIT, False),
+        ([STOP, SAVED], {"views": [SHORTENED], "terminated": True}, Cause.TIME_LIMIT, True),
         ([LOST, STOP, KILLED_BY_TERM], {"views": [REQUEUED], "terminated": True}, Cause.NODE_LOST, False),
         ([LOST], {"views": []}, Cause.NODE_LOST, False),
         ([LOST, STOP, KILLED_BY_TERM], {"bad_task": KILLED}, Cause.NODE_LOST, False),
@@ -113,6 +117,7 @@ def test_who_asked_for_the_requeue_makes_it_unnecessary() -> None:
     ("events", "fields", "finish"),
     [
         ([STOP, SAVED], {"views": [COMPLETING], "terminated": True}, (RunState.CANCELLED, Cause.CANCELLED, 75)),
+        ([STOP, SAVED], {"views": [LENGTHENED], "seconds_left": -1.0}, (RunState.CANCELLED, Cause.CANCELLED, 75)),
         ([], {"views": [COMPLETING], "bad_task": KILLED}, (RunState.CANCELLED, Cause.CANCELLED, 143)),
         ([STOP, SAVED, event("cancel_requested")], {}, (RunState.CANCELLED, Cause.CANCELLED, 75)),
         ([], {"srun_exit_code": 127}, (RunState.FAILED, Cause.INTERNAL, 127)),

@@ -32,6 +32,15 @@ def test_a_job_that_was_requeued_while_its_batch_script_lives() -> None:
     assert scheduler.read_job(text) == JobView(state="COMPLETING", restarts=1)
 
 
+@pytest.mark.parametrize(
+    ("limit", "used", "left_s"),
+    [("00:01:00", "00:01:04", -4.0), ("1-00:00:00", "00:30:00", 84600.0), ("UNLIMITED", "00:01:00", None)],
+)
+def test_how_long_a_job_has_until_its_limit_as_it_is_now(limit: str, used: str, left_s: float | None) -> None:
+    view = scheduler.read_job(f"JobState=COMPLETING Restarts=0 RunTime={used} TimeLimit={limit} TimeMin=N/A")
+    assert view.seconds_left == left_s
+
+
 def test_fields_that_a_version_does_not_have() -> None:
     assert scheduler.read_job("") == JobView(state="UNKNOWN")
     assert scheduler.read_job("JobState=FUTURE_STATE Restarts=many") == JobView(state="FUTURE_STATE")
