@@ -28,7 +28,7 @@ from launcher.runs.create import create, resolved_recipe
 from launcher.runs.events import read_events
 from launcher.runs.rundir import RunDir
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.needs("slurm")]
 
 
 @pytest.fixture

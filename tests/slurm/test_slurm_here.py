@@ -14,7 +14,7 @@ from slurm_cluster import COMMAND, SlurmCluster
 
 from launcher.runs.events import read_events
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.needs("slurm")]
 
 TRAINS = """
 import os, pathlib, signal, sys, time

@@ -17,7 +17,7 @@ from launched import LAUNCH
 from slurm_cluster import COMMAND, SlurmCluster
 from slurm_launched import Login, OnSlurm, SlurmLaunched
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.needs("slurm")]
 
 LIMIT_OF_DRY_RUN_S = 0.8
 REPORT = """

@@ -12,7 +12,7 @@ import pytest
 from slurm_cluster import SlurmCluster
 from slurm_launched import Login, cancel_jobs_below
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.needs("slurm")]
 
 RECIPE = """\
 name: many
