@@ -148,6 +148,10 @@ class Head:
         member = self._nodes[node]
         member.joined, member.heard_at_s = True, self.now_s
 
+    def is_lost(self, node: int) -> bool:
+        """Whether a node has never joined, or was given up."""
+        return not self._nodes[node].joined
+
     def ready(self, node: int) -> list[Effect]:
         """An agent has no workers (any more) and waits for orders."""
         if self.phase not in (Phase.JOINING, Phase.ENDING):

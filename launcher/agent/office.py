@@ -54,6 +54,8 @@ class HeadOffice:
         self._events = EventWriter(run.path, "head")
         self._console = LineFile(run.console)
         self._connections: dict[int, Connection] = {}
+        self._agents: dict[int, tuple[str, object]] = {}
+        """Host and pid of each that has joined by a connection."""
         self._port_holder: socket.socket | None = None
         self._refused_count = 0
         self._asked_to_stop = False
@@ -118,16 +120,27 @@ class HeadOffice:
             return
         if node in self._connections:
             self._connections[node].check()  # it may be the successor of one whose end is not noticed yet
+        if node in self._connections and self._comes_again(node, host, message.get("pid")):
+            self._connections[node].end("its agent has come again")
         if node == 0 or node in self._connections:
             reason = f"node rank {node} is taken; two agents were given the same rank"
             connection.send({"type": "refused", "reason": reason})
             connection.end(reason)
             self._do(self._head.duplicate(node, host))
             return
-        self._connections[node] = connection
+        self._connections[node], self._agents[node] = connection, (host, message.get("pid"))
         connection.on_message = lambda heard: self._hear(node, heard)
         connection.on_end = lambda reason: self._lost(node, connection, reason)
         self._do(self._head.joined(node, host))
+
+    def _comes_again(self, node: int, host: str, pid: object) -> bool:
+        """Whether it is the agent that we knew, or its successor: after a cut link nobody tells us of the old end.
+
+        SLURM starts one task on a node, so in an allocation a host has one agent.
+        """
+        known_host, known_pid = self._agents[node]
+        same = host == known_host and (self._allocation is not None or (pid is not None and pid == known_pid))
+        return same or self._head.is_lost(node)
 
     def _lost(self, node: int, connection: Connection, reason: str) -> None:
         if self._connections.get(node) is connection:

@@ -41,10 +41,10 @@ class Office:
     def until(self, done: Callable[[], Any]) -> None:
         assert self.loop.run_until(lambda: bool(done()), timeout_s=LIMIT_S), "it did not happen"
 
-    def peer(self, node: int, host: str = "n1") -> Peer:
+    def peer(self, node: int, host: str = "n1", pid: int | None = None) -> Peer:
         peer = Peer(self)
         self.peers.append(peer)
-        peer.connection.send({"type": "join", "node": node, "host": host})
+        peer.connection.send({"type": "join", "node": node, "host": host, "pid": pid})
         return peer
 
     def join_self(self) -> None:
@@ -156,6 +156,21 @@ def test_the_successor_of_an_agent_that_died_is_not_taken_for_a_double(office: O
     successor.connection.send({"type": "join", "node": 1, "host": "n1"})
     successor.until_heard(office, "welcome")
     assert [event["reason"] for event in office.events("node_lost")] == ["closed by the other side"]
+    assert not office.run.result.exists()
+
+
+@pytest.mark.parametrize(("pid", "in_a_job"), [(7, False), (8, True)], ids=["same process", "same node of a job"])
+def test_an_agent_whose_link_was_cut_comes_again_before_its_end_is_noticed(
+    make_run: MakeRun, pid: int, *, in_a_job: bool
+) -> None:
+    """F094: its side of the connection is gone, and no word of it has come through."""
+    office = Office(*make_run(), in_allocation(1) if in_a_job else None)
+    office.join_self()
+    first = office.peer(1, "n1", 7)
+    first.until_heard(office, "welcome")
+    second = office.peer(1, "n1", pid)
+    second.until_heard(office, "welcome")
+    assert [event["reason"] for event in office.events("node_lost")] == ["its agent has come again"]
     assert not office.run.result.exists()
 
 
