@@ -14,7 +14,7 @@ import pytest
 import runs_values as values
 from launched import LAUNCH, LIMIT_S
 from slurm_cluster import COMMAND, SlurmCluster
-from slurm_launched import Login, OnSlurm
+from slurm_launched import Login, OnSlurm, quickest_s
 
 from launcher.executors.base import observe_job
 from launcher.runs import fold
@@ -25,6 +25,7 @@ from launcher.runs.states import Cause, RunState
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("slurm")]
 
+LIMIT_OF_STATUS_S = 1.0
 WAITS = """
 import toy
 print("hello from", toy.ATTEMPT, flush=True)
@@ -190,13 +191,15 @@ def test_the_status_of_200_jobs_is_one_question(slurm_cluster: SlurmCluster, log
         wrapper.write_text(f'#!/bin/sh\necho "$*" >> {calls}\nexec {real} "$@"\n')
         wrapper.chmod(0o755)
         path = {"PATH": f"{wrapper.parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
-        begun_s = time.monotonic()
-        said = login("status", "many-*", "--json", env=path)
-        took_s = time.monotonic() - begun_s
+
+        def ask() -> None:
+            calls.unlink(missing_ok=True)
+            said = login("status", "many-*", "--json", env=path)
+            assert said.returncode == 0, said.stderr
+            runs = json.loads(said.stdout)["runs"]
+            assert [(run["state"], run["queue"]["state"]) for run in runs] == [("PENDING", "PENDING")] * 200
+            assert len(calls.read_text().splitlines()) == 1
+
+        assert quickest_s(ask, limit_s=LIMIT_OF_STATUS_S) < LIMIT_OF_STATUS_S
     finally:
         slurm_cluster.run("scancel", other, array, second)
-    assert said.returncode == 0, said.stderr
-    runs = json.loads(said.stdout)["runs"]
-    assert [(run["state"], run["queue"]["state"]) for run in runs] == [("PENDING", "PENDING")] * 200
-    assert len(calls.read_text().splitlines()) == 1
-    assert took_s < 2.0, "the limit is 1 s, on a machine that does nothing else"
