@@ -90,7 +90,9 @@ NEEDS = {
     "cgroup": Need("memory cgroups", cache(_has_cgroup), "needs root and a memory controller to divide"),
     "gpu": Need("CUDA and NCCL", cache(_has_gpu), "there is no GPU; plans for GPUs are tested, their runs are not"),
     "slurm": Need(
-        "SLURM", cache(_has_slurm), f"needs root, no SLURM that is configured already, and as root: {checks.INSTALL}"
+        "SLURM",
+        cache(_has_slurm),
+        f"needs root, no SLURM that is configured already, and as root: {checks.install_command(accounting=True)}",
     ),
     "docker": Need("Docker", lambda: False, "not in this version"),
 }

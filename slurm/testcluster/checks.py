@@ -12,10 +12,14 @@ from testcluster.network import processes_in
 PACKAGES = ("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
 """Of Debian and Ubuntu."""
 PACKAGES_OF_ACCOUNTING = ("slurmdbd", "mariadb-server")
-INSTALL = f"apt-get install -y --no-install-recommends {' '.join(PACKAGES + PACKAGES_OF_ACCOUNTING)}"
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare", "mount")
 _PROGRAMS_OF_ACCOUNTING = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb", "mariadb-install-db")
 _PLACES_OF_CONFIGURATION = ("etc/slurm*/slurm.conf", "usr/local/etc/slurm.conf", "usr/local/etc/slurm*/slurm.conf")
+
+
+def packages(*, accounting: bool) -> tuple[str, ...]:
+    """All that a cluster needs of the system."""
+    return PACKAGES + (PACKAGES_OF_ACCOUNTING if accounting else ())
 
 
 def missing_programs(*, accounting: bool) -> list[str]:
@@ -26,9 +30,12 @@ def missing_programs(*, accounting: bool) -> list[str]:
 
 def missing_packages(*, accounting: bool) -> tuple[str, ...]:
     """All that are needed, where anything is missing: those that are there are not installed again."""
-    if not missing_programs(accounting=accounting):
-        return ()
-    return PACKAGES + (PACKAGES_OF_ACCOUNTING if accounting else ())
+    return packages(accounting=accounting) if missing_programs(accounting=accounting) else ()
+
+
+def install_command(*, accounting: bool) -> str:
+    """What installs them, as root."""
+    return f"apt-get install -y --no-install-recommends {' '.join(packages(accounting=accounting))}"
 
 
 def find_program(name: str) -> str | None:
@@ -42,9 +49,8 @@ def refuse(cluster: Cluster) -> None:
     if os.geteuid() != 0:
         raise ClusterError("needs root: namespaces and daemons of many users. Try it with sudo, or in a container")
     if missing := missing_programs(accounting=cluster.accounting):
-        packages = " ".join(missing_packages(accounting=cluster.accounting))
-        install = f"apt-get update; apt-get install -y --no-install-recommends {packages}"
-        raise ClusterError(f"not installed: {', '.join(missing)}. As root:\n    {install}")
+        install = install_command(accounting=cluster.accounting)
+        raise ClusterError(f"not installed: {', '.join(missing)}. As root:\n    apt-get update; {install}")
 
 
 def refuse_real(cluster: Cluster) -> None:
