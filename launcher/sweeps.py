@@ -95,6 +95,8 @@ class Array:
     script: str
     flags: tuple[str, ...]
     """Of the submission: `--array=0-99%4`. The others stand in the script."""
+    job_flags: tuple[SbatchFlag, ...]
+    """Those in the script."""
     waits: bool
     """Whether it begins when the array before it has ended."""
 
@@ -305,11 +307,11 @@ def arrays_of(folder: Path, record: SweepRecord, plan: Plan, facts: Facts, indic
     for index in sorted(indices):
         groups.setdefault(index // size * size, []).append(index % size)
     replaced = {"--job-name": record.sweep_id, "--output": f"{escaped(str(folder))}/slurm/%A_%a.log"}
-    flags = [
+    flags = tuple(
         dataclasses.replace(flag, value=replaced.get(flag.flag, flag.value))
         for flag in plan.slurm.flags
         if flag.flag not in FIRST_ONLY
-    ]
+    )
     first_only = tuple(f"{flag.flag}={flag.value}" for flag in plan.slurm.flags if flag.flag in FIRST_ONLY)
     together = record.max_parallel is None
     limit = "" if record.max_parallel is None else f"%{record.max_parallel}"
@@ -326,6 +328,7 @@ def arrays_of(folder: Path, record: SweepRecord, plan: Plan, facts: Facts, indic
                 array=ArrayScript(prefix=str(folder), offset=offset),
             ),
             flags=(f"--array={format_tasks(tasks)}{limit}", *(first_only if number == 0 or together else ())),
+            job_flags=flags,
             waits=number > 0 and not together,
         )
 

@@ -117,7 +117,9 @@ def _show_usage(error: click.ClickException, arguments: Sequence[str], *, as_jso
     hint = f"`{command} --help` shows the usage"
     message = " ".join(error.format_message().split()).replace("a valid integer range", "a whole number")
     script = next((word for word in arguments if word.endswith(".py")), None)
-    if isinstance(error, click.NoSuchOption) and not set(error.possibilities or ()) - {"--help"}:
+    if isinstance(error, click.NoSuchOption) and command == "launch" and (known := _of_sbatch(error.option_name)):
+        message, hint = error.message, known
+    elif isinstance(error, click.NoSuchOption) and not set(error.possibilities or ()) - {"--help"}:
         message = error.message  # without "did you mean --help"
         if error.option_name == "-m":
             hint = "`python -m pkg.train` is `module: pkg.train` in a recipe"
@@ -125,6 +127,12 @@ def _show_usage(error: click.ClickException, arguments: Sequence[str], *, as_jso
             hint = f"arguments of the script stand after `--`: launch {script} -- {error.option_name} ..."
     problem = Problem(where=command, message=message, hint=hint)
     return show_problems([problem], ExitCode.USAGE, as_json=as_json)
+
+
+def _of_sbatch(option: str) -> str:
+    from launcher.recipe.sbatch_options import sbatch_hint
+
+    return sbatch_hint(option)
 
 
 def _fault(error: Exception) -> Problem:

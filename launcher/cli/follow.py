@@ -127,7 +127,7 @@ def watch_far(job: Job, inbox: SignalInbox) -> RunRecord:
 
     Over all allocations: from the queue to the end. Returns the record; the run goes on if that is not final.
     """
-    screen, console, story = Screen(), job.console, Story()
+    screen, console, story = Screen(), job.console, Story(beside_console=True)
     looking = Watch(job.run, lambda ref: job.executor.observe(JobRef.parse(ref)))
     while True:
         record = looking.look()

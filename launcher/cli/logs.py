@@ -45,7 +45,7 @@ def logs(run: str, follow: bool, rank: int | None, node: int | None, attempt: in
         _show(found, chosen())
         return 0
     try:
-        _follow(chosen, found)
+        _follow(chosen, found, beside_console=rank is node is attempt is None)
     except KeyboardInterrupt:  # the way out of it; who has not started the run here may wonder
         print(f"\n{found.run_id} goes on; `launch cancel {run}` stops it", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -57,7 +57,7 @@ def _show(run: RunDir, paths: Sequence[Path]) -> None:
 
     if not paths:
         there = sorted(str(path.relative_to(run.path)) for path in (run.path / "logs").rglob("*.log"))
-        hint = f"there is: {', '.join(there[:12])}" if there else "the run has written nothing yet; -f waits for it"
+        hint = f"there is: {', '.join(there[:12])}" if there else _why_nothing(run)
         raise RecipeError([Problem(where=run.run_id, message="there is no such output", hint=hint)])
     for path in paths:
         _head(path, run, alone=len(paths) == 1)
@@ -67,12 +67,21 @@ def _show(run: RunDir, paths: Sequence[Path]) -> None:
         sys.stdout.buffer.flush()
 
 
-def _follow(chosen: Callable[..., list[Path]], run: RunDir) -> None:
+def _why_nothing(run: RunDir) -> str:
+    from launcher.cli.story import Watch
+
+    record = Watch(run).look()
+    if not record.state.is_final:
+        return "the run has written nothing yet; -f waits for it"
+    return f"the run ended before it wrote anything: {record.state}" + f", {record.sentence}" * bool(record.sentence)
+
+
+def _follow(chosen: Callable[..., list[Path]], run: RunDir, *, beside_console: bool) -> None:
     """Show what is added to the chosen logs, those of later attempts too, until the run has ended."""
     from launcher.cli.story import Story, Watch
     from launcher.runs.follow import Tail
 
-    watch, story = Watch(run), Story()
+    watch, story = Watch(run), Story(beside_console=beside_console)
     tails: dict[Path, Tail] = {}
     shown: Path | None = None
     while True:

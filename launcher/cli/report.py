@@ -62,12 +62,15 @@ def report_text(
     from launcher.runs.times import newest_submission, spans, time_parts
 
     attempts = spans(newest_submission(events))
-    clocked = not attempts or any(span.has_clock for span in attempts)
+    clocked = plan.worker.kind == "job" or not attempts or any(span.has_clock for span in attempts)
+    times = time_table(time_parts(events, now_s=_until(record, now_s)), has_clock=clocked)
+    if times and any(event["event"] == "resumed" for event in events):
+        times += "\nsince the newest `launch resume`; the attempts are those of the whole run"
     sections = [
         final_block(record, result, plan, cwd=cwd, name=short_id(record.run_id)),
         allocations_table(record),
         attempts_table(attempt_rows(events)),
-        time_table(time_parts(events, now_s=_until(record, now_s)), has_clock=clocked),
+        times,
     ]
     return "\n".join(f"{section}\n" for section in sections if section)
 

@@ -65,12 +65,13 @@ class Wishes:
 
 
 def _resume(run: RunDir, wishes: Wishes, *, detach: bool | None, as_json: bool) -> int:
-    from launcher.cli.run import prepare_again, show_json, submit
+    from launcher.cli.run import prepare_resumed, show_json, submit
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import get_executor, observe_job
     from launcher.road import load_again, other_place, recipe_flags, refuse, returns_at_once
     from launcher.runs.create import record_event, resolved_recipe, update_plan
-    from launcher.runs.load import read_plan, read_record
+    from launcher.runs.load import read_plan, read_record, read_result
+    from launcher.runs.report import newest_saved
 
     record = read_record(run, observe_job)
     check_ended(record)
@@ -95,9 +96,10 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool | None, as_json: bool) 
         nodes = [len(old.nodes), len(plan.nodes)]
         record_event(run, "resumed", overrides=list(wishes.overrides), nodes=nodes, **changed)
         if plan.prepare != old.prepare:  # another place has lines of its own; what was done once is not done again
-            prepare_again(plan, run)
+            prepare_resumed(plan, run)
         detach = returns_at_once(executor) if detach is None else detach
-        return submit(plan, run, executor, inbox, detach=detach, as_json=as_json, is_new=False)
+        saved = newest_saved(record, read_result(run) or {})
+        return submit(plan, run, executor, inbox, detach=detach, as_json=as_json, is_new=False, saved=saved)
 
 
 def code_text(run: RunDir, code: CodeChoice, kept: str | None) -> str:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from launcher.cli.signals import SignalInbox
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, JobRef
-from launcher.preparation import prepare
+from launcher.preparation import prepare, prepare_new
 from launcher.road import Prepared, Request, is_sweep, make_run, prepared, record_refused, returns_at_once, start
-from launcher.runs.create import discard
 from launcher.runs.follow import Tail, size_bytes
 
 if TYPE_CHECKING:
@@ -58,30 +57,22 @@ def launch_prepared(ready: Prepared, options: LaunchOptions) -> int:
         return show_plan(ready.plan, ready.facts, as_json=options.as_json, verbose=options.verbose)
     with SignalInbox() as inbox:
         run = make_run(ready, command=sys.argv)
-        prepare_new(ready.plan, run)
+        prepare_new(ready.plan, run, show=show_preparation)
         detach = returns_at_once(ready.executor) if options.detach is None else options.detach
         return submit(ready.plan, run, ready.executor, inbox, detach=detach, as_json=options.as_json)
 
 
-def prepare_new(plan: Plan, run: RunDir) -> None:
-    """Run the plan's `prepare` for a run that was just made, which is gone where it fails: Refused."""
-    try:
-        prepare(plan, run, show=_show_preparation)
-    except Refused:
-        discard(run)
-        raise
-
-
-def prepare_again(plan: Plan, run: RunDir) -> None:
+def prepare_resumed(plan: Plan, run: RunDir) -> None:
     """Run the plan's `prepare` for a run that is resumed, and has ended again where it fails: Refused."""
     try:
-        prepare(plan, run, show=_show_preparation)
+        prepare(plan, run, show=show_preparation)
     except Refused as error:
         record_refused(run, error)
         raise
 
 
-def _show_preparation(line: str) -> None:
+def show_preparation(line: str) -> None:
+    """Pass on what a line of `prepare` has written."""
     print(f"prepare | {line}", file=sys.stderr, flush=True)
 
 
@@ -120,14 +111,18 @@ def submit(
     detach: bool,
     as_json: bool,
     is_new: bool = True,
+    saved: int | None = None,
 ) -> int:
-    """Start the agents of a plan, then stay with them or return. Returns the exit code."""
+    """Start the agents of a plan, then stay with them or return. Returns the exit code.
+
+    saved: of a resume, the step of the newest checkpoint.
+    """
     console = Tail(run.console, begin_bytes=size_bytes(run.console))  # a resume does not show the past again
     ref = start(plan, run, executor, attached=not detach, is_new=is_new)
     more = (
         {}
         if plan.executor != "slurm"
-        else _show_submitted(plan, run, ref, executor, as_json=as_json, follows=not detach)
+        else _show_submitted(plan, run, ref, executor, as_json=as_json, follows=not detach, saved=saved)
     )
     if not detach:
         from launcher.cli.follow import Job, follow  # imported while the agents start
@@ -144,7 +139,7 @@ def submit(
 
 
 def _show_submitted(
-    plan: Plan, run: RunDir, ref: JobRef, executor: Executor, *, as_json: bool, follows: bool
+    plan: Plan, run: RunDir, ref: JobRef, executor: Executor, *, as_json: bool, follows: bool, saved: int | None
 ) -> dict[str, Any]:
     """Say what SLURM makes of a job; the same for programs."""
     from launcher.cli.submitted import free_bytes, submitted_block, submitted_fields
@@ -152,9 +147,9 @@ def _show_submitted(
 
     seen = executor.observe(ref)
     if not as_json:
-        free = free_bytes(run.path)
-        now_s = time.time()
-        print(submitted_block(plan, ref, seen, cwd=here(), free_bytes=free, now_s=now_s, follows=follows), flush=True)
+        free, now_s = free_bytes(run.path), time.time()
+        text = submitted_block(plan, ref, seen, cwd=here(), free_bytes=free, now_s=now_s, follows=follows, saved=saved)
+        print(text, flush=True)
     return submitted_fields(plan, ref, seen)
 
 

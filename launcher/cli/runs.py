@@ -13,6 +13,7 @@ import click
 
 from launcher.executors.base import observe_job
 from launcher.runs.observed import GONE
+from launcher.wording import aligned, step_text
 
 if TYPE_CHECKING:
     from launcher.executors.base import JobRef
@@ -80,10 +81,7 @@ def cancel(run: str) -> int:
     # Of a chain the newest first: none that waits may begin because the one before it has ended.
     for job in reversed(jobs):
         get_executor(job.executor).cancel(job, signum=signal.SIGTERM, again=record.is_cancelled)
-    at_once = record.is_cancelled and record.on_slurm
-    print(
-        f"{found.run_id}: " + ("ending it at once" if at_once else "stopping (launch cancel again to end it at once)")
-    )
+    print(f"{found.run_id}: {_how_stopped(record)}")
     sys.stdout.flush()
     limit_s = read_plan(found).limits.grace_s + _LEAVE_S
     gone = wait_until_over(found, limit_s) if record.on_slurm else wait_until_gone(jobs[0], limit_s=limit_s)
@@ -93,6 +91,14 @@ def cancel(run: str) -> int:
     record = read_record(found, observe_job if record.on_slurm else lambda _: GONE)
     print(f"{found.run_id} {record.state}" + (f": {record.sentence}" if record.sentence else ""))
     return 0
+
+
+def _how_stopped(record: RunRecord) -> str:
+    if record.on_slurm and record.queue is not None and record.queue.waits:
+        return "its job leaves the queue"
+    if record.on_slurm and record.is_cancelled:
+        return "ending it at once"
+    return "stopping (launch cancel again to end it at once)"
 
 
 @click.command()
@@ -156,8 +162,7 @@ def table(rows: Sequence[Mapping[str, Any]], *, now_s: float) -> str:
         return "no runs yet"
     head = ("RUN", "STATE", "AGE", "STEP", "WHY")
     lines = [head, *(_cells(row, now_s) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n".join(aligned(lines))
 
 
 def rows_of(pointers: Sequence[Pointer]) -> list[dict[str, Any]]:
@@ -211,13 +216,6 @@ def _told(record: RunRecord) -> dict[str, Any]:
 def _cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
     step = step_text(row.get("step"), row.get("total_steps"))
     return (row["run_id"], row["state"], _age(now_s - row["created_s"]), step, row["why"])
-
-
-def step_text(step: int | None, total: int | None) -> str:
-    """`120/632`, or `120` where the end is not known."""
-    if step is None:
-        return ""
-    return f"{step}/{total}" if total else str(step)
 
 
 def _age(age_s: float) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from launcher.cli.status import expected_start
 from launcher.executors.base import Watcher, observe_job
 from launcher.runs.load import read_record
-from launcher.runs.queue import reason_text, short_hosts
+from launcher.runs.queue import reason_text
+from launcher.wording import short_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,9 +54,13 @@ class Watch:
 
 
 class Story:
-    """Each thing is told once. Of what was over before the first look, nothing is."""
+    """Each thing is told once. Of what was over before the first look, nothing is.
 
-    def __init__(self) -> None:
+    beside_console: the console is shown as well, which says itself where an allocation has begun.
+    """
+
+    def __init__(self, *, beside_console: bool = False) -> None:
+        self._beside_console = beside_console
         self._reasons: set[tuple[int, str]] = set()
         self._begun: set[int] | None = None
         self._ended: set[int] = set()
@@ -71,7 +76,8 @@ class Story:
         for each in record.allocations:
             if each["allocation"] not in self._begun:
                 self._begun.add(each["allocation"])
-                told.append(f"allocation {each['allocation']}: job {each['job']} on {short_hosts(each['nodes'])}")
+                if not self._beside_console:
+                    told.append(f"allocation {each['allocation']}: job {each['job']} on {short_hosts(each['nodes'])}")
             if each["ended_s"] is not None and each["allocation"] not in self._ended:
                 self._ended.add(each["allocation"])
                 told.append(_ended(each))

@@ -18,14 +18,24 @@ if TYPE_CHECKING:
 
 
 def submitted_block(
-    plan: Plan, ref: JobRef, seen: Observation, *, cwd: Path, free_bytes: int, now_s: float, follows: bool = False
+    plan: Plan,
+    ref: JobRef,
+    seen: Observation,
+    *,
+    cwd: Path,
+    free_bytes: int,
+    now_s: float,
+    follows: bool = False,
+    saved: int | None = None,
 ) -> str:
     """For people. `free_bytes`: of the disk of the run directory; `now_s`: in seconds since the epoch.
 
-    follows: the output of the run comes next.
+    follows: the output of the run comes next. saved: of a resume, the step of the newest checkpoint.
     """
     jobs = f"job {ref.ident}" if not ref.following else f"jobs {', '.join((ref.ident, *ref.following))}, one by one"
     rows = [*_rows(plan, seen, cwd=cwd, free_bytes=free_bytes, now_s=now_s), *(("says", line) for line in ref.said)]
+    if saved is not None:
+        rows.insert(0, ("from", f"step-{saved}, or the newest before it that is whole"))
     lines = [f"{plan.run_id}   {jobs}", *(f"  {name:<8}{text}" for name, text in rows)]
     if follows:
         return "\n".join(lines)
@@ -56,8 +66,14 @@ def free_bytes(folder: Path) -> int:
 
 
 def _rows(plan: Plan, seen: Observation, *, cwd: Path, free_bytes: int, now_s: float) -> Iterator[tuple[str, str]]:
+    yield from job_rows(plan, Path(plan.run_dir), cwd=cwd, free_bytes=free_bytes)
+    yield "starts", starts_text(seen, _first_only(plan), now_s=now_s)
+
+
+def job_rows(plan: Plan, path: Path, *, cwd: Path, free_bytes: int) -> Iterator[tuple[str, str]]:
+    """What is known before SLURM says anything. path: of the run, or of all points of a sweep."""
     assert plan.slurm is not None
-    slurm, path = plan.slurm, Path(plan.run_dir)
+    slurm = plan.slurm
     gives = [count(slurm.cpus_per_node, "CPU"), *([count(slurm.gpus_per_node, "GPU")] if slurm.gpus_per_node else [])]
     nodes = f"{count(len(plan.nodes), 'node')} with {' and '.join(gives)} each"
     where = f"partition {slurm.partition}" if slurm.partition else "the default partition"
@@ -67,7 +83,6 @@ def _rows(plan: Plan, seen: Observation, *, cwd: Path, free_bytes: int, now_s: f
     shown = f"./{path.relative_to(cwd)}" if path.is_relative_to(cwd) else str(path)
     yield "disk", f"{shown} ({free_bytes / 1e9:,.0f} GB free)"
     yield "ends", ends_text(slurm)
-    yield "starts", starts_text(seen, _first_only(plan), now_s=now_s)
 
 
 def starts_text(seen: Observation, waits_for: Sequence[str], *, now_s: float) -> str:
@@ -86,9 +101,15 @@ def starts_text(seen: Observation, waits_for: Sequence[str], *, now_s: float) ->
 def _first_only(plan: Plan) -> list[str]:
     dependency, begin = _flag(plan, "--dependency"), _flag(plan, "--begin")
     return [
-        *([f"not before job {dependency.partition(':')[2]} has ended well"] if dependency else []),
+        *([f"not before {_waited_for(plan, dependency.partition(':')[2])} has ended well"] if dependency else []),
         *([f"not before {begin}"] if begin else []),
     ]
+
+
+def _waited_for(plan: Plan, job: str) -> str:
+    """`job 7`; where a run was named, `RUN (job 7)`."""
+    asked = str((plan.recipe.get("slurm") or {}).get("after") or job)
+    return f"job {job}" if asked.isdecimal() else f"{asked} (job {job})"
 
 
 def _flag(plan: Plan, name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli.signals import SignalInbox
 from launcher.errors import ExitCode, Problem, Refused
-from launcher.wording import count, ranges
+from launcher.wording import aligned, count, ranges
 
 if TYPE_CHECKING:
     from launcher.cli.run import LaunchOptions
+    from launcher.planning.plan import Plan
     from launcher.road import Request
     from launcher.runs.fold import RunRecord
     from launcher.runs.rundir import RunDir
@@ -36,8 +38,8 @@ _LEAVE_S = 15.0
 
 def launch_sweep(request: Request, options: LaunchOptions) -> int:
     """Start all points of a sweep, or show them. Returns the exit code."""
-    from launcher.preparation import prepare
-    from launcher.runs.create import discard
+    from launcher.cli.run import show_preparation
+    from launcher.preparation import prepare_new
     from launcher.sweeps import make_sweep, prepare_sweep
 
     ready = prepare_sweep(request, command=sys.argv, dry_run=options.dry_run)
@@ -47,11 +49,7 @@ def launch_sweep(request: Request, options: LaunchOptions) -> int:
         print(note, file=sys.stderr)
     with SignalInbox() as inbox:
         sweep = make_sweep(ready)
-        try:
-            prepare(ready.plan, sweep.run, show=lambda line: print(f"prepare | {line}", file=sys.stderr, flush=True))
-        except Refused:
-            discard(sweep.run)
-            raise
+        prepare_new(ready.plan, sweep.run, show=show_preparation)
         if ready.executor.name == "slurm":
             return _submit(ready, sweep, inbox, options)
         return _run_here(sweep, ready.record, range(ready.record.points), inbox, options)
@@ -70,15 +68,29 @@ def _show(ready: PreparedSweep, options: LaunchOptions) -> int:
     print(f"{ready.record.sweep_id}   dry run: nothing was started\n\n{points_text(ready)}\n")
     for number, array in enumerate(ready.arrays):
         after = "   when the array before it has ended" if array.waits else ""
-        if number == 0:
-            print(f"Job array 0: sbatch {' '.join(array.flags)}\n{array.script}")
-        else:
-            print(f"Job array {number}: sbatch {' '.join(array.flags)}, indices + {array.offset}{after}\n")
-    print("Plan of point 0\n")
-    print(render_plan(ready.plan, ready.facts, verbose=options.verbose), end="")
+        offset = f", indices + {array.offset}" if array.offset else ""
+        print(f"Job array {number}: sbatch {' '.join(array.flags)}{offset}{after}")
+    print("\nPlan of point 0\n" if ready.arrays else "Plan of point 0\n")
+    print(render_plan(_as_sent(ready), ready.facts, verbose=options.verbose), end="")
     for note in ready.notes:
         print(f"- {note}")
     return 0
+
+
+def _as_sent(ready: PreparedSweep) -> Plan:
+    """The plan of point 0 with the job that is really submitted: on SLURM the first array, for all points in it."""
+    from launcher.planning.plan import SbatchFlag
+
+    if ready.plan.slurm is None or not ready.arrays:
+        return ready.plan
+    first = ready.arrays[0]
+    keys = {flag.flag: flag.key for flag in ready.plan.slurm.flags}
+    sent = [
+        SbatchFlag(flag=name, value=value, key=keys.get(name, "sweep"))
+        for name, _, value in (word.partition("=") for word in first.flags)
+    ]
+    slurm = dataclasses.replace(ready.plan.slurm, script=first.script, flags=(*sent, *first.job_flags))
+    return dataclasses.replace(ready.plan, slurm=slurm)
 
 
 def points_text(ready: PreparedSweep) -> str:
@@ -87,8 +99,7 @@ def points_text(ready: PreparedSweep) -> str:
     shown = points if len(points) <= _SHOWN else (*points[: _SHOWN - 1], points[-1])
     rows = [("POINT", *ready.record.keys)]
     rows += [(str(point.index), *(point.settings.get(key, "") for key in ready.record.keys)) for point in shown]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = aligned(rows)
     if len(shown) < len(points):
         lines.insert(-1, f"... {len(points) - len(shown)} more")
     return "\n".join([f"{count(len(points), 'point')}, {ready.how_many_at_a_time}", *lines])
@@ -111,7 +122,9 @@ def _submit(ready: PreparedSweep, sweep: SweepDir, inbox: SignalInbox, options: 
 
 
 def _submitted(sweep: SweepDir, record: SweepRecord, inbox: SignalInbox, options: LaunchOptions, *, where: str) -> int:
-    from launcher.sweeps import submitted_jobs
+    from launcher.cli.submitted import free_bytes, job_rows
+    from launcher.cli.summary import here
+    from launcher.sweeps import base_plan, submitted_jobs
 
     jobs = submitted_jobs(sweep)
     if options.as_json and not options.follows:
@@ -120,7 +133,8 @@ def _submitted(sweep: SweepDir, record: SweepRecord, inbox: SignalInbox, options
     shown = sys.stderr if options.as_json else sys.stdout
     arrays = f"{'array' if len(jobs) == 1 else 'arrays'} {', '.join(jobs)}"
     print(f"{sweep.sweep_id}   {count(record.points, 'point')}, {arrays}, {where}", file=shown)
-    print(f"  record  {sweep.path}", file=shown)
+    for name, text in job_rows(base_plan(sweep), sweep.path, cwd=here(), free_bytes=free_bytes(sweep.path)):
+        print(f"  {'each' if name == 'where' else name:<8}{text}", file=shown)
     print(_next_text(), file=shown, flush=True)
     return _follow(sweep, record, inbox, options) if options.follows else 0
 

@@ -50,7 +50,7 @@ def _started_by(plan: Plan) -> list[list[str]]:
             _titled("Agent", [shlex.join(plan.agent_argv)]),
             _titled("The same by hand, one line per node", _some(plan.torchrun)),
         ]
-    once = [f"{flag.flag}={flag.value}" for flag in slurm.flags if flag.flag in FIRST_ONLY]
+    once = [f"{flag.flag}={flag.value}" for flag in slurm.flags if flag.flag in (*FIRST_ONLY, "--array")]
     blocks = [_titled("Job", _job(plan, slurm))]
     if slurm.script:
         blocks.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -370,11 +371,14 @@ def ends_text(plan: SlurmPlan) -> str:
     """What ends an allocation, and what then, as a sentence without a full stop."""
     if not plan.script:
         return f"with the allocation; then the run ends ({plan.continue_reason})"
-    limit = "no time limit that is known here" if plan.time_s is None else f"after {duration(plan.time_s)}"
+    if plan.time_s is None:
+        limit = "no time limit is known here; if it is ended early,"
+    else:  # SLURM counts in minutes, and makes 90 s two of them
+        limit = f"after {duration(60.0 * math.ceil(plan.time_s / 60.0))}; then"
     then = {
         "requeue": "the same job is queued again and goes on from the last checkpoint",
         "resubmit": "a new job is submitted and goes on from the last checkpoint",
         "chain": f"the next of {plan.chain} jobs goes on from the last checkpoint",
         "none": "the run ends",
     }[plan.continue_how]
-    return f"{limit}; then {then} ({plan.continue_reason})"
+    return f"{limit} {then} ({plan.continue_reason})"

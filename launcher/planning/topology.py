@@ -108,7 +108,9 @@ def choose_threads(recipe: Recipe, facts: Facts, workers: int, where: str, remar
         return _given_threads("env.OMP_NUM_THREADS", own, "recipe:env.OMP_NUM_THREADS", remarks)
     if exported is not None:
         return _given_threads("OMP_NUM_THREADS", exported, "environment", remarks)
-    return Threads(count=share, value=str(share), origin=f"auto: {facts.num_cpus} CPUs / {count(workers, 'worker')}")
+    return Threads(
+        count=share, value=str(share), origin=f"auto: {count(facts.num_cpus, 'CPU')} / {count(workers, 'worker')}"
+    )
 
 
 def place_nodes(recipe: Recipe, facts: Facts, device: Device, address: str, remarks: Remarks) -> tuple[NodePlan, ...]:

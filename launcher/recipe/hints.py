@@ -9,6 +9,7 @@ from functools import cache
 from pydantic import BaseModel
 
 from launcher.recipe.nodes import Keys, dotted
+from launcher.recipe.sbatch_options import sbatch_hint
 from launcher.recipe.schema import Recipe
 from launcher.recipe.typed import annotation_of, fields_of, section_of
 
@@ -88,8 +89,9 @@ def unknown_key_hint(key: str, section: Keys, valid: Iterable[str], options: Map
     valid = list(valid)
     wanted = _normal(key)
     here = next((name for name in valid if _normal(name) == wanted), None)
-    if here is not None:
-        return f"did you mean {here!r}?"
+    of_sbatch = sbatch_hint(key) if section == ("slurm",) else ""
+    if here is not None or of_sbatch:
+        return f"did you mean {here!r}?" if here is not None else of_sbatch
     homes = [path for path in _homes(wanted, options) if not _inside(path, section)]
     if 0 < len(homes) <= 2:
         return f"belongs under {' or '.join(homes)}"

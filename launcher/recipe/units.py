@@ -13,6 +13,9 @@ from pydantic_core import CoreSchema, core_schema
 _DURATION_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # At most 15 digits, so that a number of seconds or steps is always exact.
 _DURATION = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(ms|s|m|h|d)")
+# As SLURM writes them: `1-12`, `1-12:30`, `1-12:30:00`; `30:00` (minutes and seconds), `2:30:00`.
+_DAYS_AND_CLOCK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
+_CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9}):([0-9]{1,9})")
 _LENGTH = re.compile(r"([0-9](?:_?[0-9]){0,14}(?:\.[0-9]{1,15})?)\s*([kM]?)\s*(steps?|epochs?)")
 _SCALE = {"": 1, "k": 1_000, "M": 1_000_000}
 
@@ -31,7 +34,7 @@ class Duration:
             return value
         parts = list(_DURATION.finditer(value)) if isinstance(value, str) else []
         if not parts or re.sub(r"\s", "", "".join(p.group() for p in parts)) != re.sub(r"\s", "", str(value)):
-            raise ValueError(f"{value!r} is not a duration; write a number and a unit, as in `30s`, `10m`, `2h`")
+            raise ValueError(f"{value!r} is not a duration; {_as_here(str(value))}")
         return cls(sum(float(p.group(1)) * _DURATION_S[p.group(2)] for p in parts), str(value))
 
     def __str__(self) -> str:
@@ -44,6 +47,17 @@ class Duration:
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"type": "string", "examples": ["30s", "10m", "1h30m"]}
+
+
+def _as_here(text: str) -> str:
+    """How to write a duration; of one as SLURM writes it (`1-12:00:00`, `02:30:00`), the same one."""
+    found = _DAYS_AND_CLOCK.fullmatch(text) or _CLOCK.fullmatch(text)
+    if found is None:
+        return "write a number and a unit, as in `30s`, `10m`, `2h`"
+    numbers = [int(part or 0) for part in found.groups()]
+    units = "dhms" if len(numbers) == 4 else "hms"
+    parts = [f"{number}{unit}" for number, unit in zip(numbers, units, strict=True) if number]
+    return f"write it with units; as SLURM reads it, `{''.join(parts) or '0s'}`"
 
 
 @dataclass(frozen=True)

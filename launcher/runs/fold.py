@@ -477,7 +477,8 @@ def _vanished(record: RunRecord, seen: Observation, now_s: float | None) -> RunR
     if seen.state in _GONE:
         state, cause = _GONE[seen.state]
         code = gone.exit_code if state is RunState.FAILED else gone.exit_code or ExitCode.TERMINATED
-        said = f"{_sentence(cause)} (SLURM: {seen.state})"
+        asked = record.is_cancelled and cause is Cause.CANCELLED  # by `launch cancel`: nothing that SLURM has to add
+        said = _sentence(cause) if asked else f"{_sentence(cause)} (SLURM: {seen.state})"
         return replace(gone, state=state, cause=cause, exit_code=code, sentence=said)
     if record.is_cancelled:
         cancelled = replace(gone, state=RunState.CANCELLED, cause=Cause.CANCELLED, sentence=_sentence(Cause.CANCELLED))

@@ -219,7 +219,8 @@ def table_text(table: SweepTable, *, limit: int | None = None) -> str:
 
 def _why_unsorted(table: SweepTable) -> str:
     """Why the points stand in their own order; empty where they do not, or where there is nothing to compare."""
-    if not table.metric or table.metric.endswith((" min", " max")) or sum(row.metric is not None for row in table.rows) < 2:
+    known = sum(row.metric is not None for row in table.rows)
+    if not table.metric or table.metric.endswith((" min", " max")) or known < 2:
         return ""
     return f"in the order of the points: the recipe does not say which end of {table.metric} is better (sweep.metric)"
 

@@ -461,6 +461,17 @@ def test_the_table_has_the_best_first_and_asks_once(make: Callable[..., SweepDir
     ]
 
 
+def test_a_table_without_a_better_end_says_why_it_is_not_sorted(make: Callable[..., SweepDir]) -> None:
+    sweep = make("train.optimizer.lr=1e-4,1e-3", metric=None)
+    finish(sweep, 0, "SUCCEEDED", metrics={"eval/loss": 0.5})
+    assert "in the order" not in table_text(look(sweep, {})[0]), "there is nothing to compare"
+    finish(sweep, 1, "SUCCEEDED", metrics={"eval/loss": 0.25})
+    table, _ = look(sweep, {})
+    why = "the recipe does not say which end of eval/loss is better (sweep.metric)"
+    assert table_text(table).splitlines()[-1] == f"in the order of the points: {why}"
+    assert why in report_text(table, lambda row: "")
+
+
 def test_what_nothing_will_begin_is_unstarted_and_what_was_stopped_is_cancelled(make: Callable[..., SweepDir]) -> None:
     sweep = make("train.seed=1,2,3")
     assert {row.state for row in look(sweep, {})[0].rows} == {"UNSTARTED"}

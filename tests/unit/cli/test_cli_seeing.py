@@ -220,6 +220,12 @@ def test_a_follower_is_told_each_thing_once() -> None:
     assert said[5] == ["allocation 2: job 7 on n3, n4"]
 
 
+def test_beside_the_console_which_says_it_too_an_allocation_begins_in_silence() -> None:
+    record = fold([*SUBMITTED, *FIRST, *SECOND], RUNS, None, run_id=RUN_ID, now_s=AT_S)
+    assert Story().lines(record, now_s=AT_S) == ["allocation 2: job 7 on n3, n4"]
+    assert Story(beside_console=True).lines(record, now_s=AT_S) == []
+
+
 def test_who_comes_late_is_not_told_what_is_over() -> None:
     record, _, now_s = told("running")
     assert Story().lines(record, now_s=now_s) == ["allocation 2: job 7 on n3, n4"]

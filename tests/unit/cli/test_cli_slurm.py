@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_executor import FakeExecutor
 
+from launcher.runs.create import record_event
 from launcher.runs.events import read_events
 from launcher.runs.find import all_runs
 
@@ -78,6 +79,35 @@ def test_a_job_is_submitted_and_what_follows_is_said(launch: Launch, site: Path)
     (submitted,) = [event for event in read_events(run.path) if event["event"] == "submitted"]
     assert submitted["ref"] == "slurm:101"
     assert "chain" not in submitted
+
+
+def test_what_is_waited_for_is_called_as_the_user_called_it(launch: Launch, site: Path) -> None:
+    assert launch("train.py", "--on", "slurm").code == 0
+    assert "; not before last (job 101) has ended well" in launch("train.py", "--on", "slurm", "--after", "last").out
+    assert "; not before job 7 has ended well" in launch("train.py", "--on", "slurm", "--after", "7").out
+
+
+def test_a_resume_says_where_it_goes_on(launch: Launch, site: Path, tmp_path: Path) -> None:
+    said = launch(chained(tmp_path), "--on", "slurm", "slurm.continue=requeue")
+    assert said.code == 0, said.err
+    assert "  from " not in said.out
+    run = all_runs()[0].run
+    record_event(run, "checkpoint_saved", step=40)
+    record_event(run, "finished", state="CANCELLED", cause="cancelled", exit_code=75)
+    said = launch("resume", "last")
+    assert "  from    step-40, or the newest before it that is whole\n" in said.out, said.err
+
+
+def test_a_job_that_waits_leaves_the_queue_and_nothing_is_to_be_seen_of_it(launch: Launch, site: Path) -> None:
+    launch("train.py", "--on", "slurm")
+    assert "nothing yet; -f waits for it" in launch("logs", "last").err
+    (site / "squeue").write_text(
+        '#!/bin/sh\n[ -e "$SITE/cancelled" ] || echo "101|PENDING|N/A|N/A|UNLIMITED||Priority"\n'
+    )
+    said = launch("cancel", "last")
+    assert "its job leaves the queue" in said.out
+    assert "CANCELLED: stopped on request\n" in said.out
+    assert "the run ended before it wrote anything: CANCELLED, stopped on request" in launch("logs", "last").err
 
 
 def test_the_same_for_programs_with_when_it_starts(launch: Launch, site: Path) -> None:

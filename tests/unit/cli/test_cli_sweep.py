@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,11 @@ def test_a_dry_run_of_arrays_shows_their_script_anywhere(launch_sweep: Launch) -
     assert said.code == 0, said.err
     assert "3,000 points, as many at a time as SLURM starts" in said.out
     assert "... 2960 more" in said.out
-    assert "Job array 0: sbatch --array=0-1000\n#!/bin/bash" in said.out
+    assert "Job array 0: sbatch --array=0-1000\n" in said.out
+    assert said.out.count("#!/bin/bash") == 1, "what is sent, and not the job that one point would have alone"
+    assert "Batch script, submitted by `sbatch --array=0-1000`" in said.out
+    assert re.search(r"^  --array=0-1000 +sweep$", said.out, re.MULTILINE)
+    assert re.search(r"--output=.*/slurm/%A_%a.log +plan$", said.out, re.MULTILINE)
     assert "Job array 2: sbatch --array=0-997, indices + 2002" in said.out
     assert "$((SLURM_ARRAY_TASK_ID + 0))" in said.out
     fields = launch_sweep("a.yaml", "--on", "slurm", "--dry-run", "--json").json

@@ -101,6 +101,8 @@ def test_progress_reads_as_promised() -> None:
         step=100, total_steps=632, steps_per_epoch=79, loss=0.3124, lr=0.0019, samples_per_s=4050.4, left_s=12.4
     )
     assert line == "step 100/632  epoch 1.3/8  loss 0.312  lr 1.9e-03  4,050 samples/s  eta 0:12"
+    short = progress_line(step=50, total_steps=60, steps_per_epoch=157, loss=1, lr=1, samples_per_s=1, left_s=1)
+    assert short.startswith("step 50/60  epoch 0.3/0.4  ")
     assert [clock(s) for s in (0, 59.6, 3723)] == ["0:00", "1:00", "1:02:03"]
 
 

@@ -12,10 +12,11 @@ from planning_values import facts, job, loaded, script
 from launcher.errors import RecipeError
 from launcher.planning.make import make_plan
 from launcher.planning.plan import Plan
-from launcher.planning.sbatch_flags import ALLOWED, PROTECTED, sbatch_findings
+from launcher.planning.sbatch_flags import sbatch_findings
 from launcher.planning.slurm import ends_text
 from launcher.planning.slurm_facts import Partition, SlurmFacts
 from launcher.planning.slurm_site import site_problems
+from launcher.recipe.sbatch_options import ALLOWED, PROTECTED, sbatch_hint
 from launcher.recipe.schema import Recipe
 
 MAIN = Partition(
@@ -160,7 +161,32 @@ def test_a_flag_is_allowed_or_protected_with_what_to_do_instead() -> None:
     assert list(sbatch_findings(ALLOWED)) == []
     assert all(finding.hint for finding in sbatch_findings(PROTECTED))
     (finding,) = sbatch_findings(["exclud"])
-    assert finding.hint == "did you mean exclude?"
+    assert finding.hint == "did you mean 'exclude'?"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--time", "use slurm.time"),
+        ("-p", "use slurm.partition"),
+        ("ntasks_per_node", "use resources.nproc_per_node"),
+        ("mail_type", "use slurm.sbatch.mail-type"),
+        ("nodelist", "use slurm.sbatch.nodelist"),
+    ],
+)
+def test_an_option_of_sbatch_is_told_as_the_key_that_says_it(option: str, said: str) -> None:
+    assert said in sbatch_hint(option)
+
+
+@pytest.mark.parametrize("word", ["--usage", "-n", "-time", "tme", "", "-"])
+def test_what_is_none_of_them_is_not_taken_for_one(word: str) -> None:
+    assert sbatch_hint(word) == ""
+
+
+def test_slurm_counts_in_minutes() -> None:
+    made = plan(slurm(time="90s")).slurm
+    assert made is not None
+    assert ends_text(made).startswith("after 2 min 00 s; then ")
 
 
 def test_a_fitting_job_has_no_problem() -> None:

@@ -25,6 +25,16 @@ def test_no_durations(text: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "here"),
+    [("02:30:00", "2h30m"), ("30:00", "30m"), ("1-12", "1d12h"), ("1-00:00:10", "1d10s"), ("2-03:04", "2d3h4m")],
+)
+def test_a_duration_as_slurm_writes_it_is_told_with_units(text: str, here: str) -> None:
+    with pytest.raises(ValueError, match=f"as SLURM reads it, `{here}`"):
+        Duration.parse(text)
+    Duration.parse(here)
+
+
+@pytest.mark.parametrize(
     ("text", "count", "unit"),
     [
         ("8 epochs", 8, "epochs"),

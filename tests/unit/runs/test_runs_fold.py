@@ -337,6 +337,8 @@ def test_a_job_that_slurm_has_ended_says_how(word: str, state: RunState, cause: 
 def test_a_job_that_vanished_after_a_cancel_was_cancelled() -> None:
     record = on_slurm(2, FORGOTTEN, asked={"event": "cancel_requested"})
     assert (record.state, record.cause) == (RunState.CANCELLED, Cause.CANCELLED)
+    known = on_slurm(2, Observation(alive=False, state="CANCELLED"), asked={"event": "cancel_requested"})
+    assert known.sentence == record.sentence == "stopped on request", "nothing that SLURM would have to add"
 
 
 def test_a_job_that_vanished_is_reported_when_its_last_words_had_time_to_arrive() -> None:
