@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from launcher.planning.slurm_nodes import NodeShape
     from launcher.recipe.schema import ContainerSection, Recipe
 
+_UNFIT = {"\\": "a backslash", "\n": "a line end"}
+"""After a backslash SLURM fills in no placeholder of a file name."""
 STOP_MARGIN_S = 5.0
 """Between the end of a stop by the agents and SLURM's KILL."""
 LEAST_GRACE_S = 5.0
@@ -270,6 +272,10 @@ def _sbatch_extras(recipe: Recipe) -> Iterator[SbatchFlag]:
 def _script(recipe: Recipe, facts: Facts, job: Job, flags: Sequence[SbatchFlag], remarks: Remarks) -> str:
     if remarks.problems:
         return ""  # it would only say the same in other words
+    if bad := next((name for mark, name in _UNFIT.items() if mark in job.run_dir), ""):
+        message = f"SLURM cannot write the log of a job below a folder with {bad} in its name: {job.run_dir!r}"
+        remarks.problems.append(Finding("runs_dir", message, "another place for runs: --runs-dir DIR, or LAUNCH_RUNS"))
+        return ""
     try:
         return batch_script(
             facts.template,

@@ -71,7 +71,11 @@ class EventWriter:
         self.writer = writer
         folder = run_dir / "events"
         folder.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(folder / f"{writer}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        path = folder / f"{writer}.jsonl"
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")  # half a line, of a node or a disk that failed, must not swallow the next one
 
     def write(self, event: str, **fields: Any) -> Event:
         """Append one event and return it. Raises ValueError for a field with a name that every line has."""

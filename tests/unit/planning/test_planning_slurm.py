@@ -219,6 +219,14 @@ def test_of_several_partitions_one_that_can_is_enough() -> None:
     assert messages(slurm(partition="old,main")) == ["slurm.partition: old is DOWN"]
 
 
+@pytest.mark.parametrize(("name", "said"), [("a\\b", "a backslash"), ("a\nb", "a line end")])
+def test_a_folder_that_slurm_cannot_write_a_log_to(name: str, said: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        make_plan(loaded(slurm()), facts(slurm=SITE), run_id="r0", runs_dir=f"/{name}", executor="slurm")
+    (problem,) = error.value.problems
+    assert f"below a folder with {said} in its name" in problem.message
+
+
 def test_a_mistake_is_shown_where_it_was_made() -> None:
     recipe = slurm(partition="nope")
     made = plan(recipe, origins={"slurm.partition": "recipe.yaml:3:5"})

@@ -47,3 +47,13 @@ def test_a_spoiled_line_does_not_hide_the_rest(tmp_path: Path) -> None:
         file.write(b'\x00\x00\n[1]\n{"no": "event"}\n{"event": "odd", "time": {"a": 1}}\n{"half')
     names = [event["event"] for event in read_events(tmp_path)]
     assert sorted(names) == ["first", "odd"]
+
+
+def test_half_a_line_does_not_swallow_the_next_one(tmp_path: Path) -> None:
+    """Of a writer whose node, or disk, has failed; its successor goes on in the same file."""
+    EventWriter(tmp_path, "head").write("first")
+    with (tmp_path / "events" / "head.jsonl").open("ab") as file:
+        file.write(b'{"time": 17, "writer": "he')
+    EventWriter(tmp_path, "head").write("second")
+    EventWriter(tmp_path, "head").write("third")
+    assert [event["event"] for event in read_events(tmp_path)] == ["first", "second", "third"]
