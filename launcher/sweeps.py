@@ -37,7 +37,7 @@ from launcher.road import (
     runs_root,
     source_of,
 )
-from launcher.runs.code import SAME, choose_code, read_code
+from launcher.runs.code import choose_code
 from launcher.runs.create import new_run_id, record_event, resolved_recipe, update_plan
 from launcher.runs.create_sweep import create_sweep
 from launcher.runs.events import read_events
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from launcher.planning.slots import Slot
     from launcher.recipe.loader import LoadedRecipe
     from launcher.recipe.sweep import Point
+    from launcher.runs.code import CodeChoice
 
 MAX_ARRAY_SIZE = 1001
 """SLURM's own default: the largest index is one less."""
@@ -362,54 +363,83 @@ def submitted_jobs(sweep: SweepDir) -> list[str]:
     return [each.ref.partition(":")[2] for each in submissions(read_events(sweep.path)) if each.is_array]
 
 
-def resume_points(sweep: SweepDir, record: SweepRecord, points: Sequence[tuple[int, bool]]) -> None:
+def resume_points(
+    sweep: SweepDir, record: SweepRecord, points: Sequence[tuple[int, bool]], choice: str | None = None
+) -> CodeChoice:
     """Make points ready to run again, and queue them on SLURM. With each index: whether it has run before.
 
-    Raises Refused where the code has changed since, or SLURM does not take them.
+    choice: of the code, as `launch resume --code` has it. Returns what they go on with: the new code, where it is for
+    some. Raises Refused where the code has changed since and nobody said which, or SLURM does not take them.
     """
     from launcher.executors.slurm import SlurmExecutor
     from launcher.planning.facts import gather_facts
 
-    begun = [sweep.point(index) for index, started in points if started]
-    _refuse_other_code(sweep, points[0][0])
+    codes = _choose_codes(sweep, points, choice)
+    begun = [(sweep.point(index), codes[index]) for index, started in points if started or codes[index].is_new]
+    told = next((code for code in codes.values() if code.is_new), codes[points[0][0]])
     executor = get_executor(record.executor)
     plan = base_plan(sweep)
     if not isinstance(executor, SlurmExecutor):
-        for run in begun:
-            _go_on(run)
-        return
+        for run, code in begun:
+            _go_on(run, code)
+        return told
     template = plan.recipe["slurm"]["template"]
     facts = gather_facts(slurm=True, template=None if template is None else Path(template))
     arrays = list(arrays_of(sweep.path, record, plan, facts, [index for index, _ in points]))
     assert plan.slurm is not None
     refuse(executor, plan)
-    for run in begun:
-        _go_on(run)
+    for run, code in begun:
+        _go_on(run, code)
     refs = submit_arrays(sweep, executor, arrays, plan.slurm.flags)
     for index, ref in refs.items():
         if (run := sweep.point(index)).plan.exists():
             record_event(run, "submitted", ref=ref)
+    return told
 
 
-def _go_on(run: RunDir) -> None:
+def _go_on(run: RunDir, code: CodeChoice) -> None:
     """What `launch resume` does to one run, with the plan that it has."""
+    make_point(run)  # with new code, before it begins
     plan = read_plan(run)
-    update_plan(run, plan, resolved=resolved_recipe(plan))
+    kept = update_plan(run, plan, resolved=resolved_recipe(plan), code=code.code if code.is_new else None)
     nodes = [len(plan.nodes), len(plan.nodes)]
-    sha256 = None if plan.code is None else plan.code.sha256
-    record_event(run, "resumed", overrides=[], nodes=nodes, code=SAME, code_sha256=sha256, code_kept=None)
+    changed = {"code": code.word, "code_sha256": code.code.sha256, "code_kept": kept}
+    record_event(run, "resumed", overrides=[], nodes=nodes, **changed)
 
 
-def _refuse_other_code(sweep: SweepDir, index: int) -> None:
-    """Raise Refused where what the points run is not what it was, and there is no copy of it."""
+def _choose_codes(sweep: SweepDir, points: Sequence[tuple[int, bool]], choice: str | None) -> dict[int, CodeChoice]:
+    """The code that each point goes on with: most have that of the sweep, some one of their own from a resume."""
+    chosen: dict[Path, CodeChoice] = {}
+    codes = {}
+    for index, started in points:
+        record = (sweep.point(index) if started else sweep.run).code_record.resolve()
+        if record not in chosen:
+            chosen[record] = _choose_code(sweep, index, choice)
+        codes[index] = chosen[record]
+    return codes
+
+
+def _choose_code(sweep: SweepDir, index: int, choice: str | None) -> CodeChoice:
+    """The code that one point goes on with. Raises Refused as `choose_code` does."""
     run = sweep.point(index)
     make_point(run)
     plan = read_plan(run)
     loaded = load_again(run, plan, (), {})
     facts = facts_of(loaded, plan.executor)
     source = source_of(loaded, facts, str(run.path.parent))
-    code = read_code(run)
-    choose_code(run, source, SAME if code is not None and code.snapshot else None)
+    code = choose_code(run, source, choice)
+    if code.is_new and plan.code is not None and code.code.snapshot != plan.code.snapshot:
+        message = "the files as they are now are kept in another way, so plans have to be made anew"
+        raise Refused(
+            [
+                Problem(
+                    where="--code current",
+                    message=message,
+                    hint=f"each alone: launch resume {run.run_id} --code current",
+                )
+            ]
+        )
+    return code
 
 
 def base_plan(sweep: SweepDir) -> Plan:

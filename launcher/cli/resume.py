@@ -42,12 +42,12 @@ def resume(run: str, detach: bool | None, as_json: bool, **options: Any) -> int:
         from launcher.cli.run import LaunchOptions
         from launcher.cli.sweep import resume_sweep
 
-        said = {"overrides": "KEY=VALUE", "nodes": "--nodes", "where": "--on", "choice": "--code"}
-        if given := [said[name] for name, value in options.items() if value]:
+        said = {"overrides": "KEY=VALUE", "nodes": "--nodes", "where": "--on"}
+        if given := [word for name, word in said.items() if options[name]]:
             hint = f"one point alone: launch resume {sweep.point(0).run_id} ..."
             message = f"the points of a sweep go on as they are, all of them; {', '.join(given)} is for one alone"
             raise Refused([Problem(where=sweep.sweep_id, message=message, hint=hint)])
-        return resume_sweep(sweep, LaunchOptions(detach=detach, as_json=as_json))
+        return resume_sweep(sweep, LaunchOptions(detach=detach, as_json=as_json), options["choice"])
     found = find_run(run)
     with claimed(found):
         return _resume(found, Wishes(**options), detach=detach, as_json=as_json)
@@ -102,7 +102,7 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool | None, as_json: bool) 
         return submit(plan, run, executor, inbox, detach=detach, as_json=as_json, is_new=False, saved=saved)
 
 
-def code_text(run: RunDir, code: CodeChoice, kept: str | None) -> str:
+def code_text(run: RunDir, code: CodeChoice, kept: str | None = None) -> str:
     """Which code a resume goes on with."""
     if not code.is_new:
         where = run.code if code.code.snapshot else code.code.root

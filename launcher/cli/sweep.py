@@ -405,8 +405,9 @@ def _who() -> Mapping[str, str]:
 # ---------------------------------------------------------------- go on
 
 
-def resume_sweep(sweep: SweepDir, options: LaunchOptions) -> int:
+def resume_sweep(sweep: SweepDir, options: LaunchOptions, choice: str | None = None) -> int:
     """`launch resume SWEEP`: the points that have failed, were stopped or have not begun run; the others stay."""
+    from launcher.cli.resume import code_text
     from launcher.runs.create import claimed
     from launcher.runs.sweep_table import DONE
     from launcher.sweeps import resume_points
@@ -423,7 +424,9 @@ def resume_sweep(sweep: SweepDir, options: LaunchOptions) -> int:
             print(f"{sweep.sweep_id}: nothing to resume: {_counts(table)}")
             return 0
         with SignalInbox() as inbox:
-            resume_points(sweep, record, [(row.index, row.started) for row in todo])
+            code = resume_points(sweep, record, [(row.index, row.started) for row in todo], choice)
+            if choice is not None:
+                print(code_text(sweep.run, code), file=sys.stderr, flush=True)
             if record.executor == "slurm":
                 return _submitted(sweep, record, inbox, options, where=f"{count(len(todo), 'point')} again")
             return _run_here(sweep, record, [row.index for row in todo], inbox, options)

@@ -111,6 +111,32 @@ def test_points_run_side_by_side_and_a_failed_one_stops_nobody(sweep: Sweep) -> 
     assert line.endswith("4 points: 4 SUCCEEDED")
 
 
+@pytest.mark.parametrize("in_git", [True, False])
+def test_with_mended_code_the_points_that_failed_go_on_when_somebody_says_so(sweep: Sweep, in_git: bool) -> None:
+    """As of one run: other code is never taken, or passed over, without a word. Who has not begun gets it, too."""
+    if in_git:
+        subprocess.run(["git", "init", "--quiet", "."], cwd=sweep.folder, check=True)
+    process = sweep.start("2,1,3", "sweep.max_parallel=1")
+    until(lambda: 2 in sweep.begun(), "the first point runs")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert sweep.states()[1:] == ["UNSTARTED", "UNSTARTED"]
+    sweep.go()
+    mended = (sweep.folder / "train.py").read_text().replace(
+        "number == 2", "number == 9"
+    ) + '(run / "mended").touch()\n'
+    (sweep.folder / "train.py").write_text(mended)
+    refused = sweep.launch("resume", "last")
+    assert refused.returncode == 3
+    assert "is changed since: modified train.py" in refused.stderr
+    assert ("--code same goes on" in refused.stderr) is in_git
+    again = sweep.launch("resume", "last", "--code", "current")
+    assert again.returncode == 0, again.stderr
+    assert f"code: {sweep.folder} as it is now" in again.stderr
+    assert sweep.states() == ["SUCCEEDED"] * 3
+    assert len(list(sweep.runs.glob("many-*.*/mended"))) == 3
+
+
 def test_a_queue_that_is_killed_leaves_no_run_and_goes_on(sweep: Sweep) -> None:
     """Its runs belong to it, as a run in the foreground belongs to its launcher."""
     process = sweep.start("1,3,4,5", "sweep.max_parallel=1")
