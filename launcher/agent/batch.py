@@ -7,15 +7,13 @@ Standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,23 +21,18 @@ from launcher import redact
 from launcher.agent import allocation, continuing, hostlist, scheduler
 from launcher.agent.continuing import AllocationEnd, Progress
 from launcher.agent.effects import Finish
-from launcher.agent.endpoint import EndpointError, Head, choose_head, head_elsewhere
-from launcher.agent.logs import LineFile
+from launcher.agent.endpoint import EndpointError, choose_head, head_elsewhere
+from launcher.agent.jobstep import LAUNCHER_KILLED, JobStep, JobWatch
+from launcher.agent.logs import say
 from launcher.agent.result import newest_checkpoint, write_result
-from launcher.agent.scheduler import JobView, SchedulerError
+from launcher.agent.scheduler import SchedulerError
 from launcher.agent.supervisor import hear_signals, wait_for_go
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter, parse_object, read_events
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause, RunState
 from launcher.runs.steps import newest_step
-from launcher.wording import signal_name
 
-_LOOK_S = 0.5
-_SRUN_LATE_S = 15.0
-"""How long tasks may still be there once the head agent has said how it ended."""
-_LAST_WORD_S = 2.0
-"""Before SLURM's KILL: by then the end is written down, whether the tasks have left or not."""
 _REFUSED = 3
 
 
@@ -56,9 +49,12 @@ def run_batch(run: RunDir, *, wait: bool = False) -> NoReturn:
     watch_fd = wait_for_go(run) if wait else None
     sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
     if run.result.exists():
-        _say(run, "this run is finished: nothing to do (launch resume goes on with it)")
+        say(run.console, "this run is finished: nothing to do (launch resume goes on with it)")
         _leave(0)
-    plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    try:
+        plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        _leave(refuse_plan(run, error))
     redact.remember(plan.secrets)
     number = _number_allocation(run)
     batch = _Batch(plan, run, number, signals, watch_fd)
@@ -71,8 +67,21 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _say(run: RunDir, text: str) -> None:
-    LineFile(run.console).write(f"launch | {text}\n".encode(errors="backslashreplace"))
+def refuse_plan(run: RunDir, error: Exception) -> int:
+    """Say that the plan cannot be read: another version of the launcher is installed by now, or the file is damaged."""
+    is_ours = type(error) is ValueError
+    why = str(error) if is_ours else f"it is damaged: {error}"
+    reason = f"{run.plan} cannot be read: {error.strerror if isinstance(error, OSError) else why}"
+    print(f"launch: {reason}", file=sys.stderr)
+    if not isinstance(error, OSError):
+        number = _number_allocation(run)
+        events = EventWriter(run.path, f"batch-{number}")
+        events.write("allocation_started", allocation=number, job=job_ident(os.environ), nodes=[])
+        end = {"cause": Cause.REFUSED.value, "exit_code": _REFUSED, "reason": reason}
+        events.write("allocation_ended", allocation=number, job=job_ident(os.environ), saved=False, **end)
+        events.write("finished", state=RunState.FAILED.value, **end)
+        say(run.console, f"{RunState.FAILED.value}: {reason}")
+    return _REFUSED
 
 
 def _number_allocation(run: RunDir) -> int:
@@ -95,14 +104,9 @@ class _Batch:
         self._signals, self._watch_fd = signals, watch_fd
         self._events = EventWriter(run.path, f"batch-{number}")
         self._job = job_ident(os.environ)
+        self._watch = JobWatch(self._job, run)
         self._restart_count = _int(os.environ.get("SLURM_RESTART_COUNT"))
-        self._ends_s: float | None = None
-        self._views: list[JobView] = []
-        self._kill_by_s: float | None = None
-        self._user_stop = ""
         self._said_end = False
-        self._unreachable: SchedulerError | None = None
-        """Why SLURM could not be asked the last time."""
 
     def run(self) -> int:
         """The exit code of the batch script."""
@@ -120,6 +124,7 @@ class _Batch:
             return self._finish(Finish(RunState.CANCELLED, Cause.CANCELLED, 128 + signal.SIGTERM, reason))
         self._run.stop_file.unlink(missing_ok=True)
         left_s = self._ask_end()
+        ends_s = None if left_s is None else time.monotonic() + left_s
         try:
             elsewhere = self._plan.executor == "here" and os.environ.get("SLURMD_NODENAME") != hosts[0]
             head = head_elsewhere(hosts) if elsewhere else choose_head(hosts, self._slurm.interface)
@@ -131,9 +136,19 @@ class _Batch:
         started = {"job": self._job, "restart_count": self._restart_count, "nodes": list(hosts), "head": where}
         self._events.write("allocation_started", allocation=self._number, **started, seconds_left=left_s)
         ends = "" if left_s is None else f", {left_s / 60:.0f} min left"
-        _say(self._run, f"allocation {self._number}: job {self._job} on {', '.join(hosts)}{ends}")
-        code, said = self._run_tasks(head, left_s)
-        return self._after(code, said)
+        say(self._run.console, f"allocation {self._number}: job {self._job} on {', '.join(hosts)}{ends}")
+        step = JobStep(
+            self._plan,
+            self._run,
+            self._number,
+            events=self._events,
+            watch=self._watch,
+            signals=self._signals,
+            watch_fd=self._watch_fd,
+            ends_s=ends_s,
+        )
+        code, said = step.run(head, left_s)
+        return self._after(step, code, said, seconds_left=None if ends_s is None else ends_s - time.monotonic())
 
     # ---------------------------------------------------------------- before
 
@@ -152,7 +167,7 @@ class _Batch:
             fields = {
                 "cause": Cause.NODE_LOST.value,
                 "reason": f"its first node ({hosts[0]}) was lost, or its batch script was killed there",
-                **self._progress_fields(),
+                **asdict(self._progress()),
             }
             self._events.write(
                 "allocation_ended",
@@ -186,151 +201,36 @@ class _Batch:
 
     def _ask_end(self) -> float | None:
         try:
-            left_s = scheduler.seconds_left(self._job)
+            return scheduler.seconds_left(self._job)
         except SchedulerError as error:
-            _say(self._run, f"when the job ends is not known: {error}")
+            say(self._run.console, f"when the job ends is not known: {error}")
             return None
-        self._ends_s = None if left_s is None else time.monotonic() + left_s
-        return left_s
-
-    # ---------------------------------------------------------------- while the tasks run
-
-    def _run_tasks(self, head: Head, left_s: float | None) -> tuple[int | None, str]:
-        """Start the agents and see them out: srun's exit code (None: it was not waited for) and its standard error."""
-        folder = self._run.slurm
-        folder.mkdir(exist_ok=True)
-        said = folder / f"srun-{self._number}.log"
-        told = allocation.to_environment(self._number, head.endpoint, left_s)
-        env = {**os.environ, **told, "LAUNCH_RUN_ID": self._plan.run_id}
-        argv = list(self._slurm.srun)
-        with said.open("ab") as log:
-            try:
-                srun = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log, env=env, start_new_session=True)
-            except OSError as error:
-                return 127, f"{argv[0]}: {error.strerror}"
-        code = self._see_out(srun)
-        if head.holder is not None:
-            head.holder.close()
-        return code, said.read_text(encoding="utf-8", errors="replace")
-
-    def _see_out(self, srun: subprocess.Popen[bytes]) -> int | None:
-        late_s: float | None = None
-        while (code := srun.poll()) is None:
-            self._wait(srun)
-            if not self._views and self._run.stop_file.exists():
-                self._look_at_job()
-            now_s = time.monotonic()
-            if self._kill_by_s is not None and now_s > self._kill_by_s:
-                return None
-            if late_s is None:
-                late_s = self._late_s(now_s)
-            if late_s is not None and now_s > late_s:
-                return self._end_srun(srun)
-        return code
-
-    def _wait(self, srun: subprocess.Popen[bytes]) -> None:
-        fds = [self._signals] + ([self._watch_fd] if self._watch_fd is not None else [])
-        ready, _, _ = select.select(fds, [], [], _LOOK_S)
-        if self._signals in ready:
-            with contextlib.suppress(BlockingIOError):
-                for signum in os.read(self._signals, 64):
-                    self._heard(signum, srun)
-        if self._watch_fd in ready and not os.read(self._watch_fd or 0, 1):
-            os.close(self._watch_fd or 0)
-            self._watch_fd = None
-            self._user_stop = "the launcher was killed"
-            self._ask_to_stop(self._user_stop)
-
-    def _heard(self, signum: int, srun: subprocess.Popen[bytes]) -> None:
-        """SLURM signals the tasks itself, but where it was told to signal only us."""
-        if signum == signal.SIGCHLD:
-            return
-        name = signal_name(signum)
-        left_s = None if self._ends_s is None else round(self._ends_s - time.monotonic(), 1)
-        if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            ignored = left_s is not None and left_s > 2 * self._plan.limits.grace_s
-            self._events.write("signal_heard", signal=name, seconds_left=left_s, ignored=ignored)
-            srun.send_signal(signum)  # srun passes these on; the head agent decides
-            return
-        self._events.write("signal_heard", signal=name, seconds_left=left_s, ignored=False)
-        if self._plan.executor == "here":
-            if self._user_stop:
-                srun.send_signal(signal.SIGTERM)  # the second one: at once (srun kills on TERM)
-            self._user_stop = self._user_stop or {signal.SIGINT: "Ctrl-C"}.get(signal.Signals(signum), name)
-            self._ask_to_stop(self._user_stop)
-            return
-        view = self._look_at_job()
-        if view is None or view.state == "RUNNING":
-            self._ask_to_stop(name)
-        if view is None or view.state != "RUNNING":
-            by_s = time.monotonic() + self._slurm.kill_wait_s - _LAST_WORD_S
-            self._kill_by_s = by_s if self._kill_by_s is None else min(by_s, self._kill_by_s)
-
-    def _ask_to_stop(self, reason: str) -> None:
-        """Never by TERM to srun: that kills its tasks at once."""
-        path = allocation.stop_request(self._run.path, self._number)
-        unfinished = path.with_suffix(".tmp")
-        unfinished.write_text(f"{reason}\n")
-        unfinished.rename(path)
-
-    def _look_at_job(self) -> JobView | None:
-        try:
-            view = scheduler.job_view(self._job)
-        except SchedulerError as error:
-            self._unreachable = error if error.unreachable else None
-            _say(self._run, f"SLURM cannot be asked about this job: {error}")
-            return None
-        self._unreachable = None
-        self._views.append(view)
-        return view
-
-    def _late_s(self, now_s: float) -> float | None:
-        """When the tasks are late, once the head agent has said how it ended. Those of a lost node never leave."""
-        if self._run.result.exists():
-            return now_s + _SRUN_LATE_S
-        path = self._run.events / "head.jsonl"
-        mark = f'"allocation": {self._number}'
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            for line in file:
-                if b'"stopped"' in line and mark.encode() in line:
-                    return now_s + (_LOOK_S if b'"node_lost"' in line else _SRUN_LATE_S)
-        return None
-
-    def _end_srun(self, srun: subprocess.Popen[bytes]) -> int | None:
-        for signum in (signal.SIGTERM, signal.SIGKILL):
-            srun.send_signal(signum)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return srun.wait(2)
-        return None
 
     # ---------------------------------------------------------------- after
 
-    def _after(self, srun_exit_code: int | None, srun_said: str) -> int:
+    def _after(self, step: JobStep, srun_exit_code: int | None, srun_said: str, *, seconds_left: float | None) -> int:
         if self._run.result.exists():
             return self._result_code()
         if allocation.record_of(self._run.path, self._number + 1).exists():
             return 0  # this node was cut off, and the run goes on elsewhere: nothing of this allocation counts
-        if self._kill_by_s is None or not self._views:
-            self._look_at_job()
-        left_s = None if self._ends_s is None else self._ends_s - time.monotonic()
+        if not step.terminated or not self._watch.views:
+            self._watch.look()
         events = read_events(self._run.path)
-        if self._user_stop:
-            return self._finish(self._stopped_by_user(events))
+        if step.user_stop:
+            return self._finish(_stopped_by_user(events, step.user_stop))
         end = continuing.end_of_allocation(
             events,
             self._number,
-            views=self._views,
+            views=self._watch.views,
             restart_count=self._restart_count,
-            seconds_left=left_s,
-            terminated=self._kill_by_s is not None,
+            seconds_left=seconds_left,
+            terminated=step.terminated,
             srun_exit_code=srun_exit_code,
             bad_task=continuing.first_bad_task(srun_said),
         )
         if isinstance(end, Finish):
             return self._finish(end)
-        step, kept = self._progress()
-        progress = Progress(step=step, kept=kept)
+        progress = self._progress()
         self._ended(end.cause, end.reason, saved=end.saved, exit_code=end.exit_code, node=end.node, host=end.host)
         chained = self._next_in_chain(events)
         final = continuing.goes_on(self._plan, end, events, progress, chain_left=chained is not None)
@@ -345,13 +245,6 @@ class _Batch:
         self._ended(Cause(cause) if cause in set(Cause) else Cause.DONE, reason, exit_code=_int(code))
         return _int(code)
 
-    def _stopped_by_user(self, events: Sequence[Mapping[str, object]]) -> Finish:
-        stopped = next((event for event in reversed(events) if event["event"] == "stopped"), {})
-        code = stopped.get("exit_code")
-        lost = self._user_stop == "the launcher was killed"
-        cause = Cause.LAUNCHER_LOST if lost else Cause.CANCELLED
-        return Finish(RunState.CANCELLED, cause, _int(code, 128 + signal.SIGTERM), self._user_stop)
-
     def _next_in_chain(self, events: Sequence[Mapping[str, object]]) -> str | None:
         """The job that waits for the end of this one."""
         chain = next((event.get("chain") for event in reversed(events) if event.get("chain")), None)
@@ -362,9 +255,10 @@ class _Batch:
     def _go_on(self, end: AllocationEnd, chained: str | None) -> int:
         how = "requeue" if end.requeued_already else self._slurm.continue_how
         ref = chained if how == "chain" else f"slurm:{self._job}"
-        if self._unreachable is not None and end.cause is Cause.NODE_LOST:
+        unreachable = self._watch.unreachable
+        if unreachable is not None and end.cause is Cause.NODE_LOST:
             # It may be this node that is lost: nobody is to find a batch script here when it is back.
-            return self._not_gone_on(end, how, self._unreachable)
+            return self._not_gone_on(end, how, unreachable)
         try:
             if how == "resubmit":
                 ref = f"slurm:{scheduler.submit(self._slurm.script, self._array_flags(), cwd=str(self._run.slurm))}"
@@ -383,19 +277,20 @@ class _Batch:
     def _went_on(self, how: str, end: AllocationEnd, ref: str | None) -> None:
         self._events.write("requeued", allocation=self._number, how=how, cause=end.cause.value, ref=ref)
         saved = "saved" if end.saved else "from the newest checkpoint"
-        _say(self._run, f"{end.reason}: goes on in another allocation ({how}, {saved})")
+        say(self._run.console, f"{end.reason}: goes on in another allocation ({how}, {saved})")
 
     def _not_gone_on(self, end: AllocationEnd, how: str, error: SchedulerError) -> int:
         if error.unreachable:
             # This node may be cut off, and SLURM requeue the job by itself: a last word from here would be wrong.
-            _say(self._run, f"{end.reason}; {how} failed: {error}; if SLURM does not requeue the job, launch resume")
+            after = "if SLURM does not requeue the job, launch resume"
+            say(self._run.console, f"{end.reason}; {how} failed: {error}; {after}")
             return 1
         reason = f"{end.reason}; {how} was refused: {error}"
         state = continuing.NOT_CONTINUED[end.cause]
         return self._finish(Finish(state, end.cause, end.exit_code, reason))
 
     def _is_requeued(self) -> bool:
-        view = self._look_at_job()
+        view = self._watch.look()
         return view is not None and view.restarts > self._restart_count
 
     def _array_flags(self) -> list[str]:
@@ -413,7 +308,7 @@ class _Batch:
         restarts = [event["restarts"] for event in events if event["event"] == "restarting"]
         attempt, restart = max(attempts, default=0), max(restarts, default=0)
         write_result(self._run, self._plan, finish, attempt=attempt, restarts=restart, first=None)
-        _say(self._run, f"{finish.state.value}: {finish.reason}")
+        say(self._run.console, f"{finish.state.value}: {finish.reason}")
         print(f"launch: {finish.state.value}: {finish.reason}", file=sys.stderr)
         return finish.exit_code
 
@@ -422,19 +317,21 @@ class _Batch:
     ) -> None:
         self._said_end = True
         fields = {"cause": cause.value, "reason": reason, "saved": saved, "exit_code": exit_code}
-        place = {"node": node, "host": host, **self._progress_fields()}
+        place = {"node": node, "host": host, **asdict(self._progress())}
         self._events.write("allocation_ended", allocation=self._number, job=self._job, **fields, **place)
 
-    def _progress_fields(self) -> dict[str, object]:
-        step, kept = self._progress()
-        return {"step": step, "kept": kept}
-
-    def _progress(self) -> tuple[int | None, str]:
+    def _progress(self) -> Progress:
         """The newest step that is known, and a mark of the newest checkpoint."""
         attempts = [event["attempt"] for event in read_events(self._run.path) if event["event"] == "attempt_started"]
         steps = [step for attempt in set(attempts) if (step := newest_step(self._run, attempt)) is not None]
         newest = newest_checkpoint(self._run, self._plan)
-        return max(steps, default=None), "" if newest is None else _mark(newest)
+        return Progress(step=max(steps, default=None), kept="" if newest is None else _mark(newest))
+
+
+def _stopped_by_user(events: Sequence[Mapping[str, object]], reason: str) -> Finish:
+    stopped = next((event for event in reversed(events) if event["event"] == "stopped"), {})
+    cause = Cause.LAUNCHER_LOST if reason == LAUNCHER_KILLED else Cause.CANCELLED
+    return Finish(RunState.CANCELLED, cause, _int(stopped.get("exit_code"), 128 + signal.SIGTERM), reason)
 
 
 def _mark(checkpoint: Path) -> str:

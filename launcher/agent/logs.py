@@ -53,6 +53,15 @@ class LineFile:
         os.close(self._fd)
 
 
+def say(console: Path, text: str) -> None:
+    """Put a line of ours onto the console of a run, beside what the workers print."""
+    file = LineFile(console)
+    try:
+        file.write(f"launch | {text}\n".encode(errors="backslashreplace"))
+    finally:
+        file.close()
+
+
 class Stream:
     """The read end of a worker's stdout or stderr, cut into whole lines without secrets."""
 

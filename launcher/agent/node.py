@@ -16,7 +16,7 @@ from typing import Any
 from launcher.agent import addresses, channel, scratch
 from launcher.agent.allocation import Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
-from launcher.agent.logs import LineFile
+from launcher.agent.logs import say
 from launcher.agent.loop import Loop
 from launcher.agent.office import HeadOffice
 from launcher.agent.torchrun import TorchrunWorkers
@@ -189,7 +189,7 @@ class NodeAgent:
             fields = {"cause": Cause.RENDEZVOUS.value, "exit_code": 1, "message": reason}
             self._events.write("node_failed", node=self.node, host=host, **fields)
         who = f"node {self.node}" if self._allocation is None else f"node {self.node} ({host})"
-        LineFile(self._run.console).write(f"launch | {who}: {reason}\n".encode())
+        say(self._run.console, f"{who}: {reason}")
         self.gave_up = True
         self._leave()
 

@@ -23,7 +23,7 @@ from launcher.agent import channel, proc, scratch, zygote
 from launcher.agent.allocation import Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
 from launcher.agent.effects import Finish
-from launcher.agent.logs import LineFile
+from launcher.agent.logs import say
 from launcher.agent.node_setup import SetupFailed, SetupStopped, environment_after, next_start, run_setup
 from launcher.agent.result import write_result
 from launcher.planning.plan import Plan
@@ -120,7 +120,7 @@ def _end_early(plan: Plan, run: RunDir, end: Finish, **more: object) -> NoReturn
     """End a run that has no agent yet, which could say so."""
     fields = {"state": end.state.value, "cause": end.cause.value, "exit_code": end.exit_code, "reason": end.reason}
     EventWriter(run.path, f"supervisor-{os.getpid()}").write("finished", **fields, **more)
-    LineFile(run.console).write(f"launch | {end.reason}\n".encode(errors="backslashreplace"))
+    say(run.console, end.reason)
     write_result(run, plan, end, attempt=0, restarts=0, first=None)
     proc.sweep_all()
     scratch.clear()

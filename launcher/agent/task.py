@@ -20,7 +20,7 @@ from launcher import redact
 from launcher.agent import addresses, allocation, binding, channel, proc, scratch, zygote
 from launcher.agent.allocation import Allocation
 from launcher.agent.binding import NodeError
-from launcher.agent.logs import LineFile
+from launcher.agent.logs import say
 from launcher.agent.node_setup import SetupFailed, SetupStopped, environment_after, next_start, run_setup
 from launcher.agent.supervisor import ENGINE, STOP_SIGNALS, Supervisor, hear_signals
 from launcher.planning.plan import Plan
@@ -73,7 +73,7 @@ def _serve(plan: Plan, run: RunDir, node: int, host: str, *, place: Allocation, 
         cpus = os.sched_getaffinity(0)
         bound = binding.bind(plan, node, env=os.environ, host=host, head=place.head[0], cpus=cpus, known=known)
         for warning in bound.warnings:
-            LineFile(run.console).write(f"launch | {warning}\n".encode())
+            say(run.console, warning)
         base = _scratch(plan.scratch)
         scratch.sweep(base=base)
         scratch.make(run.run_id, base=base)
@@ -138,6 +138,6 @@ def _fail(run: RunDir, node: int, host: str, error: NodeError) -> int:
         "node_failed", node=node, host=host, **fields
     )
     text = f"node {node} ({host}): {error}"
-    LineFile(run.console).write(f"launch | {text}\n".encode(errors="backslashreplace"))
+    say(run.console, text)
     print(f"launch: {text}", file=sys.stderr)
     return error.exit_code
