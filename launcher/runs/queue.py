@@ -81,8 +81,3 @@ def reason_text(reason: str) -> str:
     """`Resources: it is next, as soon as enough nodes are free`, or the reason alone."""
     waiting = waiting_for(reason)
     return f"{reason}: {waiting.meaning}" if waiting else reason
-
-
-def short_hosts(hosts: list[str]) -> str:
-    """`n1, n2`; of many `n1 ... n64 (64 nodes)`."""
-    return ", ".join(hosts) if len(hosts) <= 4 else f"{hosts[0]} ... {hosts[-1]} ({len(hosts)} nodes)"
