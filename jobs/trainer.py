@@ -297,6 +297,7 @@ class Trainer:
             return
         self._check_weights()
         parts.report.flush()
+        self.meet()  # whoever does not come is missed after `network.timeout`; the save itself may take longer
         with self._timed("save_s") as timer:
             saved = parts.checkpoints.save(parts.state, self.progress, parts.group)
         self._saved = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from jobs.folders import complete
 from launcher.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.process
+
+TIMED_OUT = ("Timed out waiting 3000ms", "Application timeout caused pair closure", "wait timeout after 3000ms",
+             "Connection closed by peer", "Connection reset by peer")  # fmt: skip
+"""What gloo says of a peer that does not come, and of one that has given up waiting for it."""
 
 DIE_AT = """
 import os, signal
@@ -131,6 +136,56 @@ def test_the_broken_newest_is_named_and_the_one_before_is_used(start: Start, tmp
     assert resumed.weights == whole.weights
     losses = [[record["train/loss"] for record in read_metrics(ranks.metrics)] for ranks in (whole, resumed)]
     assert losses[0] == losses[1]
+
+
+OWN_METRIC = """
+import os
+import jobs.trainer
+def evaluate(*_, **__):
+    return {"eval/loss": 1.0, "eval/accuracy": float(os.environ["RANK"])}
+jobs.trainer.evaluate = evaluate
+"""
+NEVER_SAVES = """
+import os, time
+import jobs.trainer
+inner = jobs.trainer.Trainer._check_weights
+def check(trainer):
+    while trainer.progress.step == 10 and os.environ["RANK"] == "2":
+        time.sleep(1)
+    inner(trainer)
+jobs.trainer.Trainer._check_weights = check
+"""
+
+
+def test_a_metric_that_each_rank_sees_otherwise_stops_no_save(start: Start, tmp_path: Path) -> None:
+    """F017: which one is the best is decided once, and all ranks save together."""
+    (tmp_path / "metric.py").write_text(OWN_METRIC)
+    recipe = tiny(
+        data={"global_batch_size": 15},
+        train={"until": "40 steps", "eval_every": "5 steps"},
+        checkpoint={"every": "10 steps", "best": "eval/accuracy max"},
+    )
+    ranks = start(tmp_path / "run", recipe, ranks=3, load=[str(tmp_path / "metric.py")])
+    assert ranks.wait() == [0, 0, 0], ranks.log()
+    assert complete(ranks.run_dir / "checkpoints")[-1] == "step-40"
+
+
+def test_a_rank_that_never_comes_to_a_save_is_not_waited_for(start: Start, tmp_path: Path) -> None:
+    """F017: the others say so within the timeout of the recipe; who is missing, the head agent names."""
+    (tmp_path / "never.py").write_text(NEVER_SAVES)
+    recipe = tiny(
+        data={"global_batch_size": 15},
+        train={"until": "40 steps", "eval_every": None},
+        checkpoint={"every": "10 steps"},
+        network={"timeout": "3s"},
+    )
+    ranks = start(tmp_path / "run", recipe, ranks=3, load=[str(tmp_path / "never.py")])
+    for rank in (0, 1):
+        ranks.until(lambda rank=rank: "Error" in ranks.log(rank))
+        assert any(word in ranks.log(rank) for word in TIMED_OUT), ranks.log(rank)
+    ranks.signal(signal.SIGKILL, 2)
+    assert ranks.wait() == [1, 1, 137]
+    assert complete(ranks.run_dir / "checkpoints") == []
 
 
 def test_a_save_that_cannot_be_written_ends_all_ranks_at_once(start: Start, tmp_path: Path) -> None:
