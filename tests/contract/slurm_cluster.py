@@ -68,10 +68,12 @@ class SlurmCluster:
     def wait_for(self, job: str, state: str) -> None:
         self.wait_until(lambda: self.state_of(job) == state, lambda: f"job {job} is {self.state_of(job)}")
 
-    def wait_until(self, has_happened: Callable[[], bool], otherwise: Callable[[], str]) -> None:
-        deadline_s = time.monotonic() + LIMIT_S
+    def wait_until(
+        self, has_happened: Callable[[], bool], otherwise: Callable[[], str], *, limit_s: float = LIMIT_S
+    ) -> None:
+        deadline_s = time.monotonic() + limit_s
         while not has_happened():
-            assert time.monotonic() < deadline_s, f"after {LIMIT_S:.0f} s: {otherwise()}"
+            assert time.monotonic() < deadline_s, f"after {limit_s:.0f} s: {otherwise()}"
             time.sleep(0.1)
 
     def pids(self) -> dict[tuple[str, str], int]:

@@ -278,6 +278,52 @@ def test_a_crash_each_time_ends_after_its_budget(on_slurm: OnSlurm, recipe: Reci
     assert run.happened("requeued") == []
 
 
+ENDS = {
+    "seven": ("sys.exit(7)", 7),
+    "kill": ("os.kill(os.getpid(), signal.SIGKILL)", 137),
+    "segv": ("os.kill(os.getpid(), signal.SIGSEGV)", 139),
+}
+
+
+def test_the_exit_code_of_a_worker_is_that_of_launch_the_result_and_the_job(on_slurm: OnSlurm, recipe: Recipe) -> None:
+    """F013: for one who follows the run, for a program that reads result.json, and for SLURM's dependencies."""
+    started = {
+        name: on_slurm(recipe(f"import os, signal, sys\n{source}", nproc=1, name=name), "--follow")
+        for name, (source, _) in ENDS.items()
+    }
+    for name, (_, code) in ENDS.items():
+        run = started[name]
+        result = run.wait_for_result()
+        assert (result["state"], result["exit_code"], result["attempts"]) == ("FAILED", code, 1), run.console
+        assert run.wait() == code, run.text
+        run.cluster.wait_for(run.job, "FAILED")
+        assert f"ExitCode={code}:0" in run.cluster.run("scontrol", "show", "job", run.job)
+
+
+SAVES_AND_GOES_ON = """
+import os, signal, sys, time
+from toy import ATTEMPT, RANK, RUN, mark
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+mark("up")
+while ATTEMPT == 1:
+    time.sleep(0.02)
+"""
+
+
+def test_nodes_without_slurms_commands_are_requeued_by_the_batch_side(
+    on_slurm: OnSlurm, recipe: Recipe, tmp_path: Path
+) -> None:
+    """F046: inside an image there is no scontrol; whoever saves only says so by its exit code."""
+    path = recipe(SAVES_AND_GOES_ON, nodes=2, nproc=1, resume="self", setup=[f"export PATH={tmp_path}/no-tools"])
+    run = on_slurm(path, "slurm.continue=requeue")
+    run.wait_for_marks("up", 2)
+    run.cluster.run("scancel", "--signal=USR1", f"{run.job}.0")
+    result = run.wait_for_result()
+    assert (result["state"], result["attempts"]) == ("SUCCEEDED", 2), run.console
+    assert run.happened("requeued")[0]["how"] == "requeue"
+    assert run.happened("allocation_ended")[0]["cause"] == "signal"
+
+
 SAVES_IN_ITS_HANDLER = """
 import os, signal, sys, time
 from toy import RANK, RUN, mark

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from launched import Recipe
 from slurm_cluster import SlurmCluster
-from slurm_launched import OnSlurm, SlurmLaunched
+from slurm_launched import Login, OnSlurm, SlurmLaunched, cancel_jobs_below
+
+from launcher.runs.events import read_events
+from launcher.runs.rundir import RunDir
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("slurm"), pytest.mark.timeout(180)]
 
@@ -70,6 +73,41 @@ def test_ranks_variables_cpus_interface_and_scratch(
     log = run.run.agents_log.read_text()
     assert f"node 0 is {hosts[0]}: python 3" in log
     assert f"node 1 is {hosts[1]}: python 3" in log
+
+
+WHO = """
+import os, pathlib
+name = pathlib.Path(os.environ["LAUNCH_RUN_DIR"]).name
+note = pathlib.Path(os.environ["LAUNCH_RUN_DIR"]) / f"rank-{os.environ['RANK']}"
+note.write_text(os.uname().nodename)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_rank_0_is_on_the_first_node_ten_times_of_ten(
+    login: Login, slurm_cluster: SlurmCluster, recipe: Recipe
+) -> None:
+    """F032: two nodes of two workers; the order of the ranks is the order of the nodes in each of ten jobs."""
+    path = recipe(WHO, nodes=2, nproc=2, preload=False, args={"number": 0})
+    numbers = ",".join(map(str, range(10)))
+    runs = ("--runs-dir", str(path.parent / "runs"))
+    done = login(str(path), "--on", "slurm", *runs, "--json", "--sweep", f"args.number={numbers}")
+    try:
+        assert done.returncode == 0, done.stderr
+        sweep = Path(json.loads(done.stdout.splitlines()[-1])["run_dir"])
+        points = [RunDir(sweep.with_name(f"{sweep.name}.{index}")) for index in range(10)]
+        slurm_cluster.wait_until(
+            lambda: all(point.result.exists() for point in points),
+            lambda: login("ls", str(sweep)).stdout,
+            limit_s=240,
+        )
+        for point in points:
+            (started,) = [event for event in read_events(point.path) if event["event"] == "allocation_started"]
+            first, second = started["nodes"]
+            hosts = [(point.path / f"rank-{rank}").read_text() for rank in range(4)]
+            assert hosts == [first, first, second, second]
+    finally:
+        cancel_jobs_below(slurm_cluster, path.parent)
 
 
 def left_the_queue(run: SlurmLaunched) -> float:

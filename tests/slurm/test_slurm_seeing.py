@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -108,6 +110,14 @@ def test_a_cancelled_run_leaves_the_queue_or_saves_first(
     assert [line.split()[:2] for line in table[1:]] == [[run.run_id, "CANCELLED"] for run in (waiting, running)]
 
 
+def is_batch_side(cmdline: Path, run_id: str) -> bool:
+    try:
+        words = cmdline.read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"--batch" in words and any(word.endswith(run_id.encode()) for word in words)
+
+
 @pytest.fixture
 def no_accounting(slurm_cluster: SlurmCluster) -> Iterator[None]:
     """slurmdbd is down meanwhile."""
@@ -136,11 +146,15 @@ def vanished(slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.Mo
 def test_all_that_is_seen_is_seen_without_accounting(
     on_slurm: OnSlurm, login: Login, recipe: Callable[..., Path], vanished: Callable[[str], RunDir]
 ) -> None:
-    """F051: success, failure, a job that somebody cancels and one that nobody knows. No warning, no endless wait."""
+    """F051: success, failure, a job that is cancelled, one that dies, one that nobody knows. No warning, no wait."""
     good = on_slurm(recipe("print('fine')", nodes=2, nproc=1, name="good"))
     bad = on_slurm(recipe("import sys; sys.exit(7)", nodes=1, nproc=1))
     gone = on_slurm(recipe("print('fine')", nodes=1, nproc=1, name="gone"), "--begin", "now+1hour")
     gone.cluster.run("scancel", gone.job)
+    lost = on_slurm(recipe(WAITS, nodes=1, nproc=1, name="lost"))
+    lost.wait_for_marks("up", ranks=1)
+    batch_sides = [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if is_batch_side(path, lost.run_id)]
+    os.kill(int(batch_sides[0].name), signal.SIGKILL)  # as a node that dies: nobody says how the run has ended
     assert (good.wait_for_result()["state"], bad.wait_for_result()["exit_code"]) == ("SUCCEEDED", 7)
     for run, state in ((good, "SUCCEEDED"), (bad, "FAILED"), (gone, "CANCELLED")):
         said = login("status", run.run_id)
@@ -149,11 +163,12 @@ def test_all_that_is_seen_is_seen_without_accounting(
         report = login("report", run.run_id)
         assert (report.returncode, report.stderr) == (0, "")
     listed = json.loads(login("ls", "--json").stdout)["runs"]
-    assert {row["run_id"]: row["state"] for row in listed} == {
+    assert {row["run_id"]: row["state"] for row in listed if row["run_id"] != lost.run_id} == {
         good.run_id: "SUCCEEDED",
         bad.run_id: "FAILED",
         gone.run_id: "CANCELLED",
     }
+    lost.cluster.wait_until(lambda: "FAILED" in login("status", lost.run_id).stdout, lambda: lost.console)
     begun_s = time.monotonic()
     record = read_record(vanished("99999999"), observe_job)
     assert time.monotonic() - begun_s < 10.0

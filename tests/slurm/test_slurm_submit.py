@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -133,6 +134,16 @@ def test_what_the_partition_never_starts_is_refused_before_the_queue(
     assert not (tmp_path / "none").exists()
 
 
+def test_a_flag_that_contradicts_the_recipe_is_a_mistake_in_it(login: Login, report: Path, tmp_path: Path) -> None:
+    """F029: one task per node, or there are several launchers on it."""
+    runs = ("--runs-dir", str(tmp_path / "none"))
+    said = login(str(report), "slurm.sbatch={ntasks: 1}", "--nodes", "2", "--on", "slurm", *runs)
+    assert said.returncode == 2
+    assert "slurm.sbatch.ntasks" in said.stderr
+    assert "use resources.nodes and resources.nproc_per_node" in said.stderr
+    assert not (tmp_path / "none").exists()
+
+
 def test_where_the_run_directory_cannot_be_made_nothing_is_queued(
     login: Login, report: Path, slurm_cluster: SlurmCluster
 ) -> None:
@@ -183,18 +194,35 @@ def test_prepare_runs_once_where_launch_is_called_and_its_failure_queues_nothing
     assert "unready-" not in slurm_cluster.run("squeue", "-h", "-o", "%j")
 
 
+def command_lines() -> list[bytes]:
+    """Of all processes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes())
+    return found
+
+
 def test_a_secret_is_in_no_file_no_script_and_no_word_of_slurm(
     on_slurm: OnSlurm, report: Path, slurm_cluster: SlurmCluster
 ) -> None:
     canary = "canary-3f9a1c77d2"
+    waits = (
+        "\nimport time\nwhile not os.path.exists(os.path.join(os.environ['LAUNCH_RUN_DIR'], 'go')): time.sleep(0.01)\n"
+    )
     report.write_text(
-        REPORT.replace("json.dump(", 'os.environ["WANDB_API_KEY"]; os.environ.pop("WANDB_API_KEY"); json.dump(')
+        REPORT.replace("json.dump(", 'os.environ["WANDB_API_KEY"]; os.environ.pop("WANDB_API_KEY"); json.dump(') + waits
     )
     run = on_slurm(report, "secrets=[WANDB_API_KEY]", env={"WANDB_API_KEY": canary})
     said = slurm_cluster.run("scontrol", "show", "job", run.job)
     written = slurm_cluster.command("run", "scontrol", "write", "batch_script", run.job, "-").stdout
+    run.until(lambda: reports(run.run.path))
+    lines = command_lines()
+    assert any(run.run_id.encode() in line for line in lines), "the agents are seen"
+    run.let("go")
     assert run.wait_for_result()["state"] == "SUCCEEDED", run.console
     assert canary not in said + written
+    assert not any(canary.encode() in line for line in lines)
     found = [path for path in run.run.path.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
     assert found == []
 

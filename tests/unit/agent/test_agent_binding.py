@@ -82,16 +82,22 @@ def test_variables_of_our_task_are_not_the_workers(tmp_path: Path) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[3-4]", "SLURM_RESTART_COUNT": "1", "SLURM_CPUS_PER_TASK": "2",
            "SLURM_JOB_NUM_NODES": "2", "SLURM_ARRAY_TASK_ID": "3"}  # fmt: skip
     unset = set(bound(slurm_plan(tmp_path), env={**ENV, **task, **job}).plan.env_unset)
-    assert task.keys() <= unset
+    assert {*task, "SLURM_PROCID", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"} <= unset
     assert not job.keys() & unset
 
 
 def test_gpus_as_slurm_names_them(tmp_path: Path) -> None:
+    """F041: the device of a worker is its local rank among those that are visible, and none is made up."""
     plan = slurm_plan(tmp_path, device="cuda", nproc_per_node=2)
     assert bound(plan, env={**ENV, "CUDA_VISIBLE_DEVICES": "2,3"}).plan.nodes[1].gpus == (2, 3)
     assert bound(plan, env={**ENV, "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}).plan.nodes[1].gpus == ()
-    with pytest.raises(NodeError, match=r"2 workers need a GPU each, and SLURM has given 1 \(CUDA_VISIBLE_DEVICES=2\)"):
-        bound(plan, env={**ENV, "CUDA_VISIBLE_DEVICES": "2"})
+    assert bound(plan, env={**ENV, "CUDA_VISIBLE_DEVICES": "0,1,2"}).plan.nodes[1].gpus == (0, 1, 2)
+    assert bound(plan).plan.nodes[1].gpus == ()
+    for given, number in (("2", 1), ("", 0), ("GPU-a", 1)):
+        said = rf"2 workers need a GPU each, and SLURM has given {number} \(CUDA_VISIBLE_DEVICES={given}\)"
+        with pytest.raises(NodeError, match=said) as caught:
+            bound(plan, env={**ENV, "CUDA_VISIBLE_DEVICES": given})
+        assert caught.value.cause is Cause.USAGE
 
 
 def test_fewer_cpus_than_asked_for_is_a_warning(tmp_path: Path) -> None:
