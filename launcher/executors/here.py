@@ -53,7 +53,11 @@ class HereExecutor(LocalExecutor):
 
 def not_inside(environment: Mapping[str, str]) -> list[Problem]:
     """Why there is no allocation to use."""
-    if allocation_of(environment) is not None:
-        return []
+    if (allocation := allocation_of(environment)) is not None:
+        if "SLURM_HET_SIZE" not in environment:
+            return []
+        message = f"job {allocation.job} is heterogeneous, and all nodes of a run are alike"
+        hint = "`salloc --nodes N` without a `:` first; or --on slurm submits a job"
+        return [Problem(where="--on here", message=message, hint=hint)]
     hint = "`salloc --nodes N` first, then launch in it; or --on slurm submits a job"
     return [Problem(where="--on here", message="this is not inside an allocation of SLURM", hint=hint)]

@@ -91,6 +91,7 @@ def _array_run_dir(array: ArrayScript) -> str:
 
 def _rendered(template: str, values: Mapping[str, object]) -> str:
     from jinja2 import Environment, StrictUndefined, TemplateSyntaxError, UndefinedError
+    from jinja2 import TemplateError as JinjaError
 
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False
@@ -102,6 +103,9 @@ def _rendered(template: str, values: Mapping[str, object]) -> str:
     except UndefinedError as error:
         hint = f"a template may use {', '.join(VARIABLES)}"
         raise TemplateError(str(error.message), hint, line=_line_of(error)) from error
+    except (JinjaError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Its expressions are Python's.
+        raise TemplateError(f"{type(error).__name__}: {error}", line=_line_of(error)) from error
 
 
 def _line_of(error: BaseException) -> int | None:

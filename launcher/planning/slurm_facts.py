@@ -212,8 +212,9 @@ def slurm_time(seconds: float) -> str:
 
 
 def allocation_of(environment: Mapping[str, str]) -> Allocation | None:
-    """The allocation that an environment is in."""
+    """The allocation that an environment is in; of a heterogeneous job its first part."""
     job, nodes = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NUM_NODES", "")
+    nodes = nodes or environment.get("SLURM_JOB_NUM_NODES_HET_GROUP_0", "")
     if not job.isdecimal() or not nodes.isdecimal():
         return None
     on_node, per_node = environment.get("SLURM_GPUS_ON_NODE", ""), environment.get("SLURM_GPUS_PER_NODE", "")

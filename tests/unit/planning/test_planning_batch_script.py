@@ -92,3 +92,19 @@ def test_a_mistake_in_a_template_has_its_line() -> None:
         script("#!/bin/bash\n\n#SBATCH {{ partition }}\n")
     assert caught.value.line == 3
     assert "command" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ run_id + 1 }}", "TypeError: "),
+        ("{% include 'x' %}", "TypeError: no loader"),
+        ("{{ flags | nofilter }}", "No filter named 'nofilter'"),
+    ],
+)
+def test_an_expression_of_a_template_that_fails_is_a_mistake_in_it(expression: str, said: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        script(f"#!/bin/bash\n{expression}\n")
+    assert caught.value.message.startswith(said)
+    assert caught.value.line == 2

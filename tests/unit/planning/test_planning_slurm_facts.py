@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from planning_values import facts
 
+from launcher.executors.here import not_inside
 from launcher.planning.facts import facts_from_json, facts_to_json
 from launcher.planning.slurm_facts import (
     Allocation,
@@ -125,6 +126,16 @@ def test_an_allocation_is_known_by_its_variables() -> None:
         job="7", nodes=3, cpus_per_node=4, gpus_per_node=2, nodelist="n[1-3]"
     )
     assert allocation_of({}) is None
+
+
+def test_inside_a_heterogeneous_job_is_inside_one_and_it_is_not_used() -> None:
+    """F054: without the second, a bare `launch` there would run on this node alone, by accident."""
+    parts = {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_0": "1"}
+    found = allocation_of(parts)
+    assert found is not None
+    assert found.job == "7"
+    (problem,) = not_inside(parts)
+    assert problem.message == "job 7 is heterogeneous, and all nodes of a run are alike"
 
 
 def test_facts_of_slurm_survive_json() -> None:
