@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from launcher.agent import addresses, batch, endpoint, scheduler
 from launcher.agent.addresses import Address
 from launcher.agent.batch import BatchError
 from launcher.agent.endpoint import EndpointError
+from launcher.runs.events import read_events
+from launcher.runs.rundir import RunDir
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +27,26 @@ def test_a_heterogeneous_job_is_refused(name: str) -> None:
     with pytest.raises(BatchError, match=f"a part of a heterogeneous job \\({name} is set\\)"):
         batch.refuse_heterogeneous({name: "2"})
     batch.refuse_heterogeneous({"SLURM_JOB_NODELIST": "n1"})
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("plan version 1 is not 2, the one this launcher reads"), "plan version 1 is not 2"),
+        (json.JSONDecodeError("Expecting value", '{"x":', 5), "it is damaged: Expecting value: line 1"),
+        (KeyError("nodes"), "it is damaged: 'nodes'"),
+    ],
+    ids=["another version", "half a file", "something is missing"],
+)
+def test_a_plan_that_cannot_be_read_ends_the_run_with_a_sentence(tmp_path: Path, error: Exception, said: str) -> None:
+    """Between two allocations somebody has installed another version, say."""
+    run = RunDir(tmp_path)
+    run.console.parent.mkdir()
+    assert batch.refuse_plan(run, error) == 3
+    ended = [event for event in read_events(tmp_path) if event["event"] == "finished"]
+    assert [(event["state"], event["cause"], event["exit_code"]) for event in ended] == [("FAILED", "refused", 3)]
+    assert said in ended[0]["reason"]
+    assert said in run.console.read_text()
 
 
 def test_a_job_and_a_task_of_an_array_have_their_names() -> None:
