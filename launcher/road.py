@@ -101,22 +101,18 @@ def prepared(request: Request, *, warm: bool) -> Iterator[Prepared]:
 
 
 def _prepare(request: Request, place: Whereto, executor: Executor, run_id: str, *, dry_run: bool) -> Prepared:
-    from launcher.planning.codefacts import gather_code, package_code
     from launcher.planning.make import make_plan
 
     loaded = load_target(request, place)
-    _refuse_idle_flags(request, executor.name)
+    refuse_idle_flags(request, executor.name)
     if executor.name == "here" and "resources.nodes" not in loaded.origins:
         loaded = load_target(_whole_allocation(request), place)
     if loaded.points:
         message = "this is a sweep, and one run was asked for"
         hint = "the `launch` command starts sweeps; `sweep:` begins a line of its own in the recipe"
         raise RecipeError([Problem(where=loaded.where("sweep"), message=message, hint=hint)])
-    facts = facts_of(loaded, executor.name)
-    refuse_unclear_place(None if place.is_default else place.name, facts)
     root = str(runs_root(request.runs_dir, loaded.recipe.runs_dir, os.environ))
-    source = source_of(loaded, facts, root)
-    facts = dataclasses.replace(facts, code=package_code() if source is None else gather_code(source))
+    facts = facts_with_code(loaded, place, executor.name, root)
     name = loaded.recipe.name
     run_id = run_id if name == likely_name(request) else _new_id(name)
     plan = make_plan(loaded, facts, run_id=run_id, runs_dir=root, executor=executor.name)
@@ -124,7 +120,7 @@ def _prepare(request: Request, place: Whereto, executor: Executor, run_id: str, 
     return Prepared(plan=plan, facts=facts, executor=executor, recipe_text=loaded.text, notes=notes)
 
 
-def _refuse_idle_flags(request: Request, executor: str) -> None:
+def refuse_idle_flags(request: Request, executor: str) -> None:
     """Raise RecipeError for what only a queue can do."""
     given = [(flag, value) for flag, value in (("--after", request.after), ("--begin", request.begin)) if value]
     if executor != "slurm" and given:
@@ -361,6 +357,19 @@ def facts_of(loaded: LoadedRecipe, executor: str) -> Facts:
 
         raise Refused(not_inside({}))
     return dataclasses.replace(facts, after_job=job)
+
+
+def facts_with_code(loaded: LoadedRecipe, place: Whereto, executor: str, root: str) -> Facts:
+    """What is true on this machine, and the code that is launched. root: where run directories are made.
+
+    Raises Refused where it is not clear that this machine is meant.
+    """
+    from launcher.planning.codefacts import gather_code, package_code
+
+    facts = facts_of(loaded, executor)
+    refuse_unclear_place(None if place.is_default else place.name, facts)
+    source = source_of(loaded, facts, root)
+    return dataclasses.replace(facts, code=package_code() if source is None else gather_code(source))
 
 
 def _job_of(after: str, where: str) -> str | None:

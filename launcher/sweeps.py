@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,10 +30,11 @@ from launcher.recipe.whereto import find_place
 from launcher.road import (
     Request,
     facts_of,
+    facts_with_code,
     load_again,
     load_target,
     refuse,
-    refuse_unclear_place,
+    refuse_idle_flags,
     runs_root,
     source_of,
 )
@@ -104,34 +105,20 @@ class Array:
 
 def prepare_sweep(request: Request, *, command: Sequence[str], dry_run: bool = False) -> PreparedSweep:
     """All points of a request, checked. Raises RecipeError and Refused, with all problems at once."""
-    from launcher.planning.codefacts import gather_code, package_code
     from launcher.planning.make import make_plan
 
     place = find_place(request.where, EXECUTORS)
     executor = get_executor(place.executor)
     loaded = load_target(request, place)
+    refuse_idle_flags(request, executor.name)
+    _refuse_what_is_for_one_run(loaded, executor, place.name)
     points, section = loaded.points, loaded.recipe.sweep
     assert section is not None, "a request without a sweep goes another way"
-    if executor.name not in ("local", "slurm"):
-        message = f"a sweep runs on one machine or as job arrays of SLURM, not with --on {place.name}"
-        raise Refused([Problem(where="--on", message=message, hint="--on slurm, or --on local")])
-    if loaded.recipe.slurm.continue_.startswith("chain"):
-        message = f"slurm.continue: {loaded.recipe.slurm.continue_} is for one run; the tasks of an array have no chain"
-        hint = "continue: requeue, or resubmit"
-        raise RecipeError([Problem(where=loaded.where("slurm.continue"), message=message, hint=hint)])
-    facts = facts_of(loaded, executor.name)
-    refuse_unclear_place(None if place.is_default else place.name, facts)
     root = str(runs_root(request.runs_dir, loaded.recipe.runs_dir, os.environ))
-    source = source_of(loaded, facts, root)
-    facts = dataclasses.replace(facts, code=package_code() if source is None else gather_code(source))
+    facts = facts_with_code(loaded, place, executor.name, root)
     sweep_id = new_run_id(loaded.recipe.name, now=datetime.now(), random=SystemRandom())
     slots = _slots(loaded, facts, section.max_parallel) if executor.name == "local" else ()
     here = _facts_of(facts, slots)
-    port = next((port for point in points if (port := point.recipe.network.master_port) != "auto"), None)
-    if port is not None and len(slots) > 1:
-        message = f"network.master_port: {port} for {len(slots)} runs at a time on one machine"
-        hint = "leave it out (auto), or sweep.max_parallel: 1"
-        raise RecipeError([Problem(where=loaded.where("network.master_port"), message=message, hint=hint)])
 
     def plan_of(point: Point) -> Plan:
         name = point_id(sweep_id, point.index)
@@ -140,21 +127,7 @@ def prepare_sweep(request: Request, *, command: Sequence[str], dry_run: bool = F
     plan = plan_of(points[0])
     notes = (*refuse(executor, plan, dry_run=dry_run), *_notes(plan, section.max_parallel))
     lines = tuple(_lines(points, plan, plan_of, executor))
-    record = SweepRecord(
-        sweep_id=sweep_id,
-        name=loaded.recipe.name,
-        executor=executor.name,
-        created_s=round(time.time(), 3),
-        points=len(points),
-        keys=tuple(dict.fromkeys(key for point in points for key in point.settings)),
-        metric=section.metric or loaded.recipe.checkpoint.best,
-        max_parallel=section.max_parallel,
-        command=tuple(command),
-        user=facts.user,
-        host=facts.hostname,
-        slots=tuple(vars(slot) for slot in slots),
-        secrets=plan.secrets,
-    )
+    record = _record(loaded, facts, plan, sweep_id=sweep_id, executor=executor.name, slots=slots, command=command)
     folder = Path(plan.run_dir).with_name(sweep_id)
     arrays = tuple(arrays_of(folder, record, plan, facts, range(len(points)))) if executor.name == "slurm" else ()
     return PreparedSweep(
@@ -167,6 +140,46 @@ def prepare_sweep(request: Request, *, command: Sequence[str], dry_run: bool = F
         notes=notes,
         arrays=arrays,
         lines=lines,
+    )
+
+
+def _refuse_what_is_for_one_run(loaded: LoadedRecipe, executor: Executor, place: str) -> None:
+    """Raise Refused, or RecipeError, for a place or a key that makes no sense for many runs."""
+    if executor.name not in ("local", "slurm"):
+        message = f"a sweep runs on one machine or as job arrays of SLURM, not with --on {place}"
+        raise Refused([Problem(where="--on", message=message, hint="--on slurm, or --on local")])
+    if loaded.recipe.slurm.continue_.startswith("chain"):
+        message = f"slurm.continue: {loaded.recipe.slurm.continue_} is for one run; the tasks of an array have no chain"
+        hint = "continue: requeue, or resubmit"
+        raise RecipeError([Problem(where=loaded.where("slurm.continue"), message=message, hint=hint)])
+
+
+def _record(
+    loaded: LoadedRecipe,
+    facts: Facts,
+    plan: Plan,
+    *,
+    sweep_id: str,
+    executor: str,
+    slots: Sequence[Slot],
+    command: Sequence[str],
+) -> SweepRecord:
+    section = loaded.recipe.sweep
+    assert section is not None
+    return SweepRecord(
+        sweep_id=sweep_id,
+        name=loaded.recipe.name,
+        executor=executor,
+        created_s=round(time.time(), 3),
+        points=len(loaded.points),
+        keys=tuple(dict.fromkeys(key for point in loaded.points for key in point.settings)),
+        metric=section.metric or loaded.recipe.checkpoint.best,
+        max_parallel=section.max_parallel,
+        command=tuple(command),
+        user=facts.user,
+        host=facts.hostname,
+        slots=tuple(vars(slot) for slot in slots),
+        secrets=plan.secrets,
     )
 
 
@@ -209,12 +222,19 @@ def at_point(loaded: LoadedRecipe, point: Point) -> LoadedRecipe:
 
 
 def _slots(loaded: LoadedRecipe, facts: Facts, max_parallel: int | None) -> tuple[Slot, ...]:
+    """What each point that may run at a time has for itself. Raises RecipeError for a port that several would share."""
     from launcher.planning.slots import divide
     from launcher.planning.topology import Remarks, choose_device
 
     recipes = [point.recipe for point in loaded.points]
     on_gpus = choose_device(recipes[0], facts, Remarks()).name == "cuda"
-    return divide(facts, recipes, on_gpus=on_gpus, at_most=max_parallel)
+    slots = divide(facts, recipes, on_gpus=on_gpus, at_most=max_parallel)
+    port = next((port for recipe in recipes if (port := recipe.network.master_port) != "auto"), None)
+    if port is not None and len(slots) > 1:
+        message = f"network.master_port: {port} for {len(slots)} runs at a time on one machine"
+        hint = "leave it out (auto), or sweep.max_parallel: 1"
+        raise RecipeError([Problem(where=loaded.where("network.master_port"), message=message, hint=hint)])
+    return slots
 
 
 def _facts_of(facts: Facts, slots: Sequence[Slot]) -> Facts:
@@ -226,7 +246,9 @@ def _facts_of(facts: Facts, slots: Sequence[Slot]) -> Facts:
 # ---------------------------------------------------------------- points
 
 
-def _lines(points: Sequence[Point], first: Plan, plan_of: Any, executor: Executor) -> Iterator[Line]:
+def _lines(
+    points: Sequence[Point], first: Plan, plan_of: Callable[[Point], Plan], executor: Executor
+) -> Iterator[Line]:
     """What points.jsonl says of each point: what its recipe sets, or its whole plan where more comes of it."""
     problems: dict[tuple[str, str], Problem] = {}
     checked = {_checked(first)}

@@ -42,6 +42,12 @@ def test_a_dry_run_shows_the_points_and_the_plan_of_the_first(launch_sweep: Laun
     assert not Path("runs").exists()
 
 
+def test_what_only_a_queue_can_do_is_refused_on_one_machine(launch_sweep: Launch) -> None:
+    said = launch_sweep("a.yaml", "--on", "local", "--dry-run", "--begin", "now+1hour")
+    assert (said.code, said.out) == (2, "")
+    assert "--begin: local has no queue" in said.err
+
+
 def test_a_dry_run_of_arrays_shows_their_script_anywhere(launch_sweep: Launch) -> None:
     """F045: MaxArraySize is 1001 where nobody says another."""
     values = ",".join(map(str, range(1500)))
