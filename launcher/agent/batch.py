@@ -56,9 +56,15 @@ def run_batch(run: RunDir, *, wait: bool = False) -> NoReturn:
     except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
         _leave(refuse_plan(run, error))
     redact.remember(plan.secrets)
-    number = _number_allocation(run)
-    batch = _Batch(plan, run, number, signals, watch_fd)
-    _leave(batch.run())
+    try:
+        number = _number_allocation(run)
+        batch = _Batch(plan, run, number, signals, watch_fd)
+        code = batch.run()
+    except OSError as error:  # its disk is full, read-only or away, or somebody has removed it
+        named = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        print(f"launch: the run directory {run.path} cannot be used: {named}", file=sys.stderr)
+        code = _REFUSED
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:

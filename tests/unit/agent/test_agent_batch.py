@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from agent_values import slurm_plan
 
 from launcher.agent import addresses, batch, endpoint, scheduler
 from launcher.agent.addresses import Address
@@ -47,6 +50,17 @@ def test_a_plan_that_cannot_be_read_ends_the_run_with_a_sentence(tmp_path: Path,
     assert [(event["state"], event["cause"], event["exit_code"]) for event in ended] == [("FAILED", "refused", 3)]
     assert said in ended[0]["reason"]
     assert said in run.console.read_text()
+
+
+def test_a_run_directory_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    """Its disk is full or away, or somebody has removed it: no traceback, and SLURM hears that it failed."""
+    run = RunDir(tmp_path)
+    run.plan.write_text(slurm_plan(tmp_path).to_json())
+    run.events.write_text("not a folder")
+    argv = [sys.executable, "-m", "launcher.agent", "--run-dir", str(tmp_path), "--batch"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 3
+    assert done.stderr == f"launch: the run directory {tmp_path} cannot be used: File exists: {run.events}\n"
 
 
 def test_a_job_and_a_task_of_an_array_have_their_names() -> None:
