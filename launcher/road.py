@@ -21,7 +21,7 @@ from launcher import redact
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import EXECUTORS, Executor, JobRef, get_executor
 from launcher.recipe.paths import expanded, is_file
-from launcher.recipe.whereto import Whereto, find_place
+from launcher.recipe.whereto import Whereto, find_place, said_where
 from launcher.runs.create import create, discard, new_run_id, record_event, resolved_recipe
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ def prepare_again(
 ) -> Prepared:
     """The plan of another run, under a new id and with its code. Raises RecipeError and Refused."""
     from launcher.planning.make import make_plan
+    from launcher.runs.again import load_again
     from launcher.runs.code import code_of_rerun
     from launcher.runs.load import read_plan
 
@@ -230,98 +231,12 @@ def load_target(request: Request, place: Whereto) -> LoadedRecipe:
     target, profile = Path(request.target), place.profile
     if request.is_script:
         loaded = script_recipe(target, request.script_args, request.overrides, flags=request.flags, profile=profile)
-        return _said_where(loaded, place)
+        return said_where(loaded, place)
     if request.script_args:
         message = f"arguments after `--` ({' '.join(request.script_args)}) go with SCRIPT.py, and this is a recipe"
         hint = "KEY=VALUE changes a recipe; a recipe with `script:` has its arguments in `args:`"
         raise RecipeError([Problem(where=request.target, message=message, hint=hint)])
-    return _said_where(load_recipe(target, request.overrides, flags=request.flags, profile=profile), place)
-
-
-def _said_where(loaded: LoadedRecipe, place: Whereto) -> LoadedRecipe:
-    return loaded if place.is_default else dataclasses.replace(loaded, on=(place.name, place.origin))
-
-
-def load_again(
-    run: RunDir, plan: Plan, overrides: Sequence[str], flags: Flags, place: Whereto | None = None
-) -> LoadedRecipe:
-    """The recipe of a run as it was understood, changed. A script that is gone is the one of the run's copy.
-
-    In another `place` the values of its profile count, and those of the profile before do not.
-    """
-    from launcher.recipe.loader import load_recipe
-
-    live = plan.live_script
-    other = any(override.startswith("script=") for override in overrides)
-    profile = None if place is None else place.profile
-    unset = {} if place is None else not_carried_over(plan)
-    copy = None if live is None or plan.code is None else run.code / os.path.relpath(live, plan.code.root)
-    if live is None or copy is None or other or is_file(Path(live)) or not is_file(copy):
-        loaded = load_recipe(run.resolved, overrides, flags=flags, profile=profile, unset=unset)
-    else:
-        flags = {**flags, "script": ("the copy of the code", str(copy))}
-        loaded = load_recipe(run.resolved, overrides, flags=flags, profile=profile, unset=unset)
-        loaded = dataclasses.replace(loaded, recipe=loaded.recipe.model_copy(update={"script": live}))
-    loaded = _without_waits(_remembered(loaded, plan, elsewhere=place is not None), overrides)
-    if place is not None:
-        return _said_where(loaded, place)
-    said = next(((str(value.value), value.origin) for value in plan.values if value.key == "on"), None)
-    return dataclasses.replace(loaded, on=None if said is None else (said[0], _earlier(said[1])))
-
-
-def _without_waits(loaded: LoadedRecipe, overrides: Sequence[str]) -> LoadedRecipe:
-    """What the first launch waited for, another one does not."""
-    slurm, said = loaded.recipe.slurm, {override.partition("=")[0] for override in overrides}
-    waits = {name: None for name in ("after", "begin") if f"slurm.{name}" not in said}
-    recipe = loaded.recipe.model_copy(update={"slurm": slurm.model_copy(update=waits)})
-    return dataclasses.replace(loaded, recipe=recipe)
-
-
-_BEGUN = re.compile(r"profile .*, first (\d+) of \d+; ")
-"""Origin of a list that a profile has begun, and the recipe goes on with."""
-
-
-def not_carried_over(plan: Plan) -> dict[str, int]:
-    """What a run does not take along to another place: what its profile said, and the defaults of what one may say.
-
-    As `load_recipe(unset=...)` takes it.
-    """
-    from launcher.recipe.schema import Profile
-
-    unset = {}
-    for value in plan.values:
-        begun = _BEGUN.match(value.origin)
-        if begun:
-            unset[value.key] = int(begun[1])
-        elif value.origin.startswith("profile ") or (
-            value.origin == "default" and value.key.partition(".")[0] in Profile.model_fields
-        ):
-            unset[value.key] = 0
-    return unset
-
-
-def _earlier(origin: str) -> str:
-    return re.sub(r"^(flag|override) ", r"earlier \1 ", origin)
-
-
-def _remembered(loaded: LoadedRecipe, plan: Plan, *, elsewhere: bool) -> LoadedRecipe:
-    """Who set each value before it was written down: `resolved.yaml` has them all, defaults too.
-
-    `elsewhere`: the profile of before has no part in it any more.
-    """
-    written_down = loaded.places[""].rsplit(":", 2)[0]  # path:line:column
-    before = {value.key: _earlier(value.origin) for value in plan.values}
-    if elsewhere:
-        before = {key: _BEGUN.sub("", origin) for key, origin in before.items()}
-
-    def remembered(key: str, origin: str) -> str:
-        profile, separator, own = origin.rpartition("; ")
-        if not own.startswith(f"{written_down}:"):
-            return origin
-        return profile + separator + before.get(key, "default")
-
-    origins = {key: remembered(key, origin) for key, origin in loaded.origins.items()}
-    return dataclasses.replace(loaded, origins=origins)
+    return said_where(load_recipe(target, request.overrides, flags=request.flags, profile=profile), place)
 
 
 def recipe_flags(

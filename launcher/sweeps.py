@@ -31,13 +31,13 @@ from launcher.road import (
     Request,
     facts_of,
     facts_with_code,
-    load_again,
     load_target,
     refuse,
     refuse_idle_flags,
     runs_root,
     source_of,
 )
+from launcher.runs.again import load_again
 from launcher.runs.code import choose_code
 from launcher.runs.create import new_run_id, record_event, resolved_recipe, update_plan
 from launcher.runs.create_sweep import create_sweep

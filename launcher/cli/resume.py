@@ -68,7 +68,8 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool | None, as_json: bool) 
     from launcher.cli.run import prepare_resumed, show_json, submit
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import get_executor, observe_job
-    from launcher.road import load_again, other_place, recipe_flags, refuse, returns_at_once
+    from launcher.road import other_place, recipe_flags, refuse, returns_at_once
+    from launcher.runs.again import load_again
     from launcher.runs.create import record_event, resolved_recipe, update_plan
     from launcher.runs.load import read_plan, read_record, read_result
     from launcher.runs.report import newest_saved

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.recipe.paths import expanded, is_file
 
 if TYPE_CHECKING:
+    from launcher.recipe.loader import LoadedRecipe
     from launcher.recipe.profiles import ProfileFile
 
 
@@ -51,6 +52,11 @@ def find_place(where: str | None, executors: Collection[str]) -> Whereto:
 
     profile = find_profile(name, place, executors)
     return Whereto(name, profile.executor, origin, profile)
+
+
+def said_where(loaded: LoadedRecipe, place: Whereto) -> LoadedRecipe:
+    """The recipe with the place where it runs, if somebody said one."""
+    return loaded if place.is_default else replace(loaded, on=(place.name, place.origin))
 
 
 def user_folder() -> Path:
