@@ -33,6 +33,8 @@ class Job:
     """cpu, cuda or auto."""
     world_size: int | None
     """Number of ranks that were planned; None = by hand, torchrun decides."""
+    grace_s: float | None
+    """How long a stop may take, to the end of the process; None = by hand, nobody counts."""
 
 
 def read_job(argv: Sequence[str], env: Mapping[str, str]) -> Job:
@@ -54,6 +56,7 @@ def _planned(run_dir: RunDir, env: Mapping[str, str]) -> Job:
         run_dir=run_dir,
         device=plan["device"],
         world_size=len(plan["nodes"]) * plan["nproc_per_node"],
+        grace_s=plan["limits"]["grace_s"],
     )
 
 
@@ -65,13 +68,19 @@ def _by_hand(argv: Sequence[str], env: Mapping[str, str]) -> Job:
     recipe = load_recipe(Path(argv[0]), argv[1:]).recipe
     attempt = int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
     identity = f"torchrun {env.get('TORCHELASTIC_RUN_ID', '')}, attempt {attempt}"
-    return _job(
-        recipe, attempt=attempt, identity=identity, run_dir=None, device=recipe.resources.device, world_size=None
-    )
+    device = recipe.resources.device
+    return _job(recipe, attempt=attempt, identity=identity, run_dir=None, device=device, world_size=None, grace_s=None)
 
 
 def _job(
-    recipe: Recipe, *, attempt: int, identity: str, run_dir: RunDir | None, device: str, world_size: int | None
+    recipe: Recipe,
+    *,
+    attempt: int,
+    identity: str,
+    run_dir: RunDir | None,
+    device: str,
+    world_size: int | None,
+    grace_s: float | None,
 ) -> Job:
     if recipe.model is None or recipe.data is None or recipe.train is None:
         raise ValueError(f"recipe {recipe.name}: jobs.train needs the sections model, data and train")
@@ -85,6 +94,7 @@ def _job(
         run_dir=run_dir,
         device=device,
         world_size=world_size,
+        grace_s=grace_s,
     )
 
 

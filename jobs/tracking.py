@@ -15,6 +15,13 @@ from launcher.runs.rundir import RunDir
 
 FINISH_S = 10.0
 """How long the end of a training waits for what is not sent yet."""
+_STOP_SHARE = 1 / 3
+"""Of a stop's grace time, which sites make as short as a few seconds: the rest is for the step and the checkpoint."""
+
+
+def patience_s(grace_s: float | None) -> float:
+    """How long a stop may wait for trackers. metrics.jsonl has what is not sent by then, and `launch sync` sends it."""
+    return FINISH_S if grace_s is None else min(FINISH_S, grace_s * _STOP_SHARE)
 
 
 class Tracking:
@@ -50,16 +57,16 @@ class Tracking:
         tracked._say(order)
         return tracked
 
-    def finish(self, *, exit_code: int) -> None:
+    def finish(self, *, exit_code: int, limit_s: float) -> None:
         """Let it send the rest, for a bounded time."""
         self._say({"finish": exit_code})
         try:
             self._orders.close()
-            self._process.wait(FINISH_S)
+            self._process.wait(limit_s)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
-            print(f"tracking did not finish within {FINISH_S:.0f} s; metrics.jsonl has everything", flush=True)
+            print(f"tracking did not finish within {limit_s:.1f} s; metrics.jsonl has everything", flush=True)
 
     def _say(self, order: dict[str, object]) -> None:
         try:

@@ -34,7 +34,7 @@ from jobs.report import Reporter
 from jobs.sampler import Sampler, derive_seed
 from jobs.state import TrainingState, restore_model
 from jobs.stop import Stopped, StopRequest
-from jobs.tracking import Tracking
+from jobs.tracking import Tracking, patience_s
 from jobs.trainer import Calendar, Parts, Trainer
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World, check_identity, init_groups, pick_device
@@ -124,7 +124,8 @@ def train(job: Job, stop: StopRequest) -> int:
     report_end(parts, trainer, weights, previous=last_summary(run_dir) if already_complete else {})
     leave_together()
     if tracking is not None:
-        tracking.finish(exit_code=0)  # now that nobody waits for this rank
+        limit_s = patience_s(None if finished else job.grace_s)
+        tracking.finish(exit_code=0, limit_s=limit_s)  # now that nobody waits for this rank
     if world.rank == 0:
         print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
     return 0 if finished else int(ExitCode.STOPPED)

@@ -115,8 +115,9 @@ def start(forker: Forker) -> Iterator[Start]:
         planned: int | None = None,
         load: list[str] | None = None,
         path: list[str] | None = None,
+        grace_s: float = 30.0,
     ) -> Ranks:
-        write_plan(run_dir, recipe, planned or ranks)
+        write_plan(run_dir, recipe, planned or ranks, grace_s=grace_s)
         port = free_port()
         pids = []
         for rank in range(ranks):
@@ -143,11 +144,11 @@ def start(forker: Forker) -> Iterator[Start]:
             forker.ask({"wait": pid, "timeout_s": 5})
 
 
-def write_plan(run_dir: Path, recipe: dict[str, Any], ranks: int) -> None:
+def write_plan(run_dir: Path, recipe: dict[str, Any], ranks: int, *, grace_s: float) -> None:
     """The part of plan.json that the job reads."""
     run_dir.mkdir(parents=True, exist_ok=True)
     resolved = Recipe.model_validate(recipe).model_dump(mode="json", by_alias=True)
-    plan = {"recipe": resolved, "device": "cpu", "nodes": [{}], "nproc_per_node": ranks}
+    plan = {"recipe": resolved, "device": "cpu", "nodes": [{}], "nproc_per_node": ranks, "limits": {"grace_s": grace_s}}
     (run_dir / "plan.json").write_text(json.dumps(plan))
 
 

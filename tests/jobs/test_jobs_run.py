@@ -250,6 +250,18 @@ def test_a_tracker_that_hangs_delays_nothing(start: Start, tmp_path: Path) -> No
     assert ranks.log().splitlines()[-1].startswith("weights_sha256 ")
 
 
+def test_a_stop_waits_for_a_tracker_for_a_part_of_its_grace_time(start: Start, tmp_path: Path) -> None:
+    """Where a site gives a job 5 s after TERM, ranks that have saved must not be killed while W&B is being imported."""
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake" / "wandb.py").write_text("import time\ntime.sleep(600)\n")
+    recipe = tiny(train={"until": "100k steps"}, tracking={"wandb": {"mode": "offline"}})
+    ranks = start(tmp_path / "run", recipe, path=[str(tmp_path / "fake")], grace_s=3.0)
+    ranks.until_step(5)
+    ranks.signal(signal.SIGTERM)
+    assert ranks.wait() == [75, 75], ranks.log()
+    assert "tracking did not finish within 1.0 s" in ranks.log()
+
+
 def test_by_hand_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(json.dumps(tiny()))
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"]
