@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from signal import SIGTERM
 from typing import Any
 
 from launcher.agent import hostlist
@@ -18,12 +19,12 @@ from launcher.agent.scheduler import JobView
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event
 from launcher.runs.states import Cause, RunState
+from launcher.runs.times import newest_submission
 from launcher.wording import signal_name
 
 MAX_IDLE_ALLOCATIONS = 3
 """In a row, that end without a newer step or checkpoint. One is bad luck (preempted at once), two happen; three are a
 run that never comes as far as its first save, and would be requeued for ever."""
-_TERM = 15
 _AT_LIMIT_S = 15.0
 """SLURM's clock of the time limit ticks slowly; what ends the job so close before it, is it."""
 _BAD_TASK = re.compile(r"^srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)$", re.MULTILINE)
@@ -110,12 +111,7 @@ def own_events(events: Sequence[Event], allocation: int) -> list[Event]:
 
 def is_cancelled(events: Sequence[Event]) -> bool:
     """Whether `launch cancel` was called since the launch, or since the last resume."""
-    for event in reversed(events):
-        if event["event"] in ("created", "resumed"):
-            return False
-        if event["event"] == "cancel_requested":
-            return True
-    return False
+    return any(event["event"] == "cancel_requested" for event in newest_submission(events) or events)
 
 
 def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they explain each other
@@ -141,7 +137,7 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
         return _node_failed(failed)
     stopped = next((event for event in own if event["event"] == "stopped" and _is_of(event, allocation)), {})
     saved = bool(stopped.get("saved"))
-    code = STOPPED_EXIT_CODE if saved else int(stopped.get("exit_code", 128 + _TERM))
+    code = STOPPED_EXIT_CODE if saved else int(stopped.get("exit_code", 128 + SIGTERM))
     if is_cancelled(events):
         return Finish(RunState.CANCELLED, Cause.CANCELLED, code, "stopped on request (launch cancel)")
     requeued = any(view.restarts > restart_count for view in views)
@@ -232,12 +228,12 @@ def goes_on(
 
 def idle_allocations(events: Sequence[Event], progress: Progress) -> int:
     """How many allocations in a row, up to the one that ends now, have not brought the run further. 0: unknown."""
-    begun = max((index for index, event in enumerate(events) if event["event"] in ("created", "resumed")), default=0)
-    ends = [event for event in events[begun:] if event["event"] == "allocation_ended"]
+    lately = newest_submission(events) or events
+    ends = [event for event in lately if event["event"] == "allocation_ended"]
     story = [*(Progress.of(event) for event in ends), progress]
     if all(each.step is None and not each.kept for each in story):
         # Nothing shows how far it is. An allocation that has not begun to train is idle for sure.
-        return 0 if any(event["event"] == "worker_started" for event in events[begun:]) else len(story)
+        return 0 if any(event["event"] == "worker_started" for event in lately) else len(story)
     idle, best, kept = 0, -1, ""
     for each in story:
         step = -1 if each.step is None else each.step

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 from launcher.runs.steps import newest_step
 from launcher.runs.sync import find_parts
+from launcher.runs.times import newest_submission
 from launcher.wording import count
 
 _TICK_S = 0.25
@@ -61,8 +62,7 @@ class HeadOffice:
         self._asked_to_stop = False
         past = read_events(run.path)
         attempts = [event for event in past if event["event"] == "attempt_started"]
-        begun = max((index for index, event in enumerate(past) if event["event"] in ("created", "resumed")), default=0)
-        lately = past[begun:]
+        lately = newest_submission(past) or past
         number = None if allocation is None else allocation.number
         self._head = Head(
             node_count=len(plan.nodes),
@@ -270,7 +270,7 @@ class HeadOffice:
         return port
 
 
-def _last_failure(events: list[Event]) -> Failure | None:
+def _last_failure(events: Sequence[Event]) -> Failure | None:
     """What ended the last attempt, for a head that takes over."""
     ended = [event for event in events if event["event"] == "attempt_ended"]
     if not ended:
