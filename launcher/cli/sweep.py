@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -338,6 +338,7 @@ def sweep_row(run: RunDir) -> dict[str, Any]:
 
 def cancel_sweep(sweep: SweepDir) -> int:
     """`launch cancel SWEEP`: what waits leaves the queue, what runs saves and ends. A second time: at once."""
+    from launcher.cli.runs import who
     from launcher.executors.base import JobRef, get_executor
     from launcher.runs.create import record_event
     from launcher.runs.events import read_events
@@ -353,7 +354,7 @@ def cancel_sweep(sweep: SweepDir) -> int:
     if not alive:
         print(f"{sweep.sweep_id} has ended already: {_counts(before)}")
         return 0
-    record_event(sweep.run, "cancel_requested", **_who())
+    record_event(sweep.run, "cancel_requested", **who())
     arrays = [each.ref.partition(":")[2] for each in made if each.is_array]
     if arrays:
         from launcher.executors.slurm_jobs import cancel_waiting
@@ -364,7 +365,7 @@ def cancel_sweep(sweep: SweepDir) -> int:
         get_executor(queue.executor).cancel(queue, signum=signal.SIGTERM, again=again)
     for row in alive:
         if row.started and row.ref is not None:
-            record_event(sweep.point(row.index), "cancel_requested", **_who())
+            record_event(sweep.point(row.index), "cancel_requested", **who())
             job = JobRef.parse(row.ref)
             if not queues:  # a queue passes it on
                 get_executor(job.executor).cancel(job, signum=signal.SIGTERM, again=again)
@@ -394,12 +395,6 @@ def _counts(table: SweepTable) -> str:
     from launcher.runs.sweep_table import counts_text
 
     return counts_text(table.counts)
-
-
-def _who() -> Mapping[str, str]:
-    from launcher.cli.runs import who
-
-    return who()
 
 
 # ---------------------------------------------------------------- go on
