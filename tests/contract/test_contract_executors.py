@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import runs_values
@@ -16,6 +17,7 @@ from fake_executor import FakeExecutor
 from launcher.executors.base import EXECUTORS, Executor, JobRef, get_executor
 from launcher.executors.local import LocalExecutor
 from launcher.planning.plan import Limits, Plan, WorkerPlan
+from launcher.recipe.schema import ExecutorName
 from launcher.runs.load import read_result
 from launcher.runs.rundir import RunDir
 
@@ -143,6 +145,7 @@ def test_a_job_that_never_was_is_no_error(place: Place) -> None:
 
 def test_every_executor_of_the_table_is_here() -> None:
     assert set(EXECUTORS) <= PLACES.keys() | ON_A_CLUSTER.keys()
+    assert set(get_args(ExecutorName)) == set(EXECUTORS), "a profile may name every one of them"
     assert all((Path(__file__).parents[1] / "slurm" / file).exists() for file in ON_A_CLUSTER.values())
     for name in EXECUTORS:
         assert get_executor(name).name == name
