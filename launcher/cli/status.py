@@ -19,6 +19,7 @@ _MESSAGE_WIDTH = 120
 _NODES_SHOWN = 8
 _ALLOCATIONS_SHOWN = 6
 _RANKS_SHOWN = 16
+_FAILURES_SHOWN = 8
 _EXPECTED_S = 100 * 86400
 
 
@@ -121,7 +122,11 @@ def status_text(record: RunRecord, run: RunDir, *, now_s: float, verbose: bool =
             None if verbose else _RANKS_SHOWN,
             "ranks",
         ),
-        *(f"  failure   {_failure(event)}" for event in record.failures if not _asked_to_end(event, record)),
+        *_cut(
+            [f"  failure   {_failure(event)}" for event in record.failures if not _asked_to_end(event, record)],
+            None if verbose else _FAILURES_SHOWN,
+            "failures",
+        ),
         *([f"  why       {record.reason}"] if record.state is RunState.FAILED and record.reason else []),
         f"  run       {run.path}",
         *_uploaded(record.tracking or {}),

@@ -91,7 +91,7 @@ class Story:
         if seen is None or not seen.waits or record.state.is_final or (known, seen.reason) in self._reasons:
             return []
         self._reasons.add((known, seen.reason))
-        parts = [reason_text(seen.reason) or "its turn", expected_start(seen.starts_s, now_s)]
+        parts = [reason_text(seen.reason) or "SLURM has not said why yet", expected_start(seen.starts_s, now_s)]
         return [f"{record.run_id} waits: {', '.join(filter(None, parts))}"]
 
 

@@ -220,6 +220,24 @@ def test_a_follower_is_told_each_thing_once() -> None:
     assert said[5] == ["allocation 2: job 7 on n3, n4"]
 
 
+def test_of_many_ranks_that_fail_at_once_the_first_are_shown() -> None:
+    failed = story(
+        *((1300 + rank, "failure", {"attempt": 2, "rank": rank, "node": 0, "message": "x"}) for rank in range(64))
+    )
+    record = fold([*SUBMITTED, *FIRST, *SECOND, *failed], RUNS, None, run_id=RUN_ID, now_s=AT_S)
+    shown = status_text(record, RunDir(Path("runs") / RUN_ID), now_s=AT_S).splitlines()
+    assert sum(line.startswith("  failure ") for line in shown) == 8
+    assert "  ... and 56 more failures: launch status -v" in shown
+    every = status_text(record, RunDir(Path("runs") / RUN_ID), now_s=AT_S, verbose=True)
+    assert every.count("  failure ") == 64
+
+
+def test_who_waits_without_a_reason_is_told_that_there_is_none() -> None:
+    waits = Observation(alive=True, state="PENDING", reason="")
+    record = fold(SUBMITTED, waits, None, run_id=RUN_ID, now_s=AT_S)
+    assert Story().lines(record, now_s=AT_S) == [f"{RUN_ID} waits: SLURM has not said why yet"]
+
+
 def test_beside_the_console_which_says_it_too_an_allocation_begins_in_silence() -> None:
     record = fold([*SUBMITTED, *FIRST, *SECOND], RUNS, None, run_id=RUN_ID, now_s=AT_S)
     assert Story().lines(record, now_s=AT_S) == ["allocation 2: job 7 on n3, n4"]
