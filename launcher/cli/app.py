@@ -94,7 +94,8 @@ class LaunchCommand(click.Command):
 def app() -> None:
     """Train what RECIPE (YAML) describes, or run a torchrun script, on one node or many.
 
-    RUN in the commands below is an id, a unique prefix, its last four characters, a path, or `last`.
+    RUN in the commands below is an id, a unique prefix, its last four characters, a path, or `last`; a point of a sweep
+    is SWEEP.INDEX. `ls`, `status`, `report`, `cancel` and `resume` take a whole sweep, too.
     """
 
 

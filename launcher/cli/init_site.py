@@ -22,7 +22,7 @@ _ASK_LIMIT_S = 10.0
 def init_site(name: str | None, to_stdout: bool, force: bool) -> int:
     """Write a profile of this cluster, for `--on NAME`; by default NAME is what SLURM calls the cluster.
 
-    It goes to the user's own profiles, ~/.config/launcher/profiles. One that is there is never overwritten: the
+    It goes to the user's own profiles, ~/.config/launcher/profiles. One that is there stays, without --force: the
     difference is shown.
     """
     from launcher import shipped
