@@ -12,10 +12,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from launcher import redact
 from launcher.agent import allocation, continuing, hostlist, scheduler
@@ -33,7 +33,11 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause, RunState
 from launcher.runs.steps import newest_step
 
+_T = TypeVar("_T")
 _REFUSED = 3
+_CONTROLLER_S = 600.0
+"""How long a controller that is away is asked again for the next allocation."""
+_AGAIN_S = 3.0
 
 
 class BatchError(Exception):
@@ -267,11 +271,13 @@ class _Batch:
             return self._not_gone_on(end, how, unreachable)
         try:
             if how == "resubmit":
-                ref = f"slurm:{scheduler.submit(self._slurm.script, self._array_flags(), cwd=str(self._run.slurm))}"
+                ref = f"slurm:{self._persist(end, self._submit, twice=False)}"
             elif how == "requeue" and not end.requeued_already:
                 # Written first: SLURM's TERM and KILL may come before the command has ended.
                 self._went_on(how, end, ref)
-                scheduler.requeue(self._job)  # SLURM has decided by then: who leaves now does not count as completed
+                self._persist(
+                    end, lambda: scheduler.requeue(self._job), twice=True
+                )  # SLURM has decided by then: who leaves now does not count as completed
                 return 0
         except SchedulerError as error:
             if how == "requeue" and self._is_requeued():  # by SLURM, in the meantime
@@ -279,6 +285,21 @@ class _Batch:
             return self._not_gone_on(end, how, error)
         self._went_on(how, end, ref)
         return 0
+
+    def _persist(self, end: AllocationEnd, ask: Callable[[], _T], *, twice: bool) -> _T:
+        """Ask the controller until it is back. `twice`: it does no harm if it has heard the question before.
+
+        Not where a node was lost, see above; nor where the run goes on elsewhere already.
+        """
+
+        def is_in_vain(error: SchedulerError) -> bool:
+            elsewhere = allocation.record_of(self._run.path, self._number + 1).exists()
+            return end.cause is Cause.NODE_LOST or elsewhere or (error.heard and not twice)
+
+        return scheduler.persist(ask, is_in_vain=is_in_vain, limit_s=_CONTROLLER_S, pause_s=_AGAIN_S)
+
+    def _submit(self) -> str:
+        return scheduler.submit(self._slurm.script, self._array_flags(), cwd=str(self._run.slurm))
 
     def _went_on(self, how: str, end: AllocationEnd, ref: str | None) -> None:
         self._events.write("requeued", allocation=self._number, how=how, cause=end.cause.value, ref=ref)

@@ -8,20 +8,25 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from launcher.planning import calls
 from launcher.wording import first_line
 
+_T = TypeVar("_T")
 _LIMIT_S = 15.0
 _REQUEUE_LIMIT_S = 60.0
 _OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI")
 _UNLIMITED_DAYS = 350
 """SLURM counts down from a year where a job has no limit."""
 _UNREACHABLE = re.compile(
-    r"[Uu]nable to contact|Connection (refused|timed out)|Socket timed out|Zero Bytes", re.IGNORECASE
+    r"unable to contact|connection (refused|timed out|reset)|socket timed out|zero bytes|unexpected message|standby",
+    re.IGNORECASE,
 )
+_NOT_HEARD = re.compile(r"unable to contact|connection refused", re.IGNORECASE)
 
 
 class SchedulerError(Exception):
@@ -31,6 +36,8 @@ class SchedulerError(Exception):
         super().__init__(text)
         self.unreachable = unreachable
         """Nobody has decided anything: it may be otherwise in a minute."""
+        self.heard = not _NOT_HEARD.search(text)
+        """Whether the controller may have heard the question, and done what was asked, although nothing came back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +112,23 @@ def node_address(host: str) -> str | None:
 def requeue(job: str) -> None:
     """Put the job back into the queue, which also ends this allocation of it. Raises SchedulerError."""
     _call("scontrol", "requeue", job, limit_s=_REQUEUE_LIMIT_S)
+
+
+def persist(
+    ask: Callable[[], _T], *, is_in_vain: Callable[[SchedulerError], bool], limit_s: float, pause_s: float
+) -> _T:
+    """Ask for so long, where the controller is away: a restart of it takes seconds, a fail-over minutes.
+
+    is_in_vain: whether there is no use in asking again after this answer. Raises SchedulerError, the last one.
+    """
+    by_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return ask()
+        except SchedulerError as error:
+            if not error.unreachable or is_in_vain(error) or time.monotonic() >= by_s:
+                raise
+        time.sleep(pause_s)
 
 
 def submit(script: str, flags: Sequence[str], *, cwd: str) -> str:

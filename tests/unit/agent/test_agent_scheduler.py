@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,42 @@ def test_a_job_is_submitted_again_as_from_a_login_node(tmp_path: Path, monkeypat
     assert "MINE=x" in env
     assert (tmp_path / "script").read_text() == "#!/bin/bash\ntrue\n"
     assert (tmp_path / "argv").read_text() == "--parsable --array=3\n"
+
+
+def answers(*texts: str) -> Callable[[], str]:
+    left = list(texts)
+
+    def ask() -> str:
+        text = left.pop(0)
+        if text.startswith("scontrol"):
+            return text
+        raise SchedulerError(text, unreachable="no" not in text)
+
+    return ask
+
+
+def test_a_controller_that_is_away_is_asked_again() -> None:
+    """It is restarted in the seconds in which a run has to go on."""
+    away = "Unable to contact slurm controller (connect failure)"
+    found = scheduler.persist(answers(away, away, "scontrol 7"), is_in_vain=lambda _: False, limit_s=60, pause_s=0)
+    assert found == "scontrol 7"
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "in_vain", "said"), [(0, False, "away"), (60, True, "away"), (60, False, "no such job")]
+)
+def test_it_is_not_asked_for_ever_nor_in_vain(limit_s: float, said: str, *, in_vain: bool) -> None:
+    with pytest.raises(SchedulerError, match=said):
+        scheduler.persist(answers(said, "scontrol"), is_in_vain=lambda _: in_vain, limit_s=limit_s, pause_s=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "heard"),
+    [
+        ("`sbatch`: Unable to contact slurm controller (connect failure)", False),
+        ("`sbatch`: Socket timed out on send/recv operation", True),
+        ("`sbatch --parsable` gave no answer in 60 s", True),
+    ],
+)
+def test_what_may_have_been_heard_is_not_asked_for_twice(text: str, *, heard: bool) -> None:
+    assert SchedulerError(text, unreachable=True).heard == heard
