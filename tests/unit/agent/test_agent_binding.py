@@ -83,6 +83,7 @@ def test_variables_of_our_task_are_not_the_workers(tmp_path: Path) -> None:
            "SLURM_JOB_NUM_NODES": "2", "SLURM_ARRAY_TASK_ID": "3"}  # fmt: skip
     unset = set(bound(slurm_plan(tmp_path), env={**ENV, **task, **job}).plan.env_unset)
     assert {*task, "SLURM_PROCID", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"} <= unset
+    assert {"LAUNCH_HEAD", "LAUNCH_SECONDS_LEFT"} <= unset
     assert not job.keys() & unset
 
 
