@@ -7,6 +7,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -240,6 +241,10 @@ class _Batch:
         )
         if isinstance(end, Finish):
             return self._finish(end)
+        if end.cause is Cause.REQUEUED:
+            with contextlib.suppress(SchedulerError):
+                hosts = self._hosts()
+                end = continuing.by_lost_node(end, hosts, scheduler.hosts_down(hosts))
         progress = self._progress()
         self._ended(end.cause, end.reason, saved=end.saved, exit_code=end.exit_code, node=end.node, host=end.host)
         chained = self._next_in_chain(events)

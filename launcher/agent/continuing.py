@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import SIGTERM
 from typing import Any
 
@@ -181,6 +181,15 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
         return ended(Cause.NODE_LOST, reason, node=0, host=host, exit_code=1)
     said = f"srun ended with exit code {srun_exit_code}, and no agent has said how the run ended"
     return Finish(RunState.FAILED, Cause.INTERNAL, srun_exit_code or 70, said)
+
+
+def by_lost_node(end: AllocationEnd, hosts: Sequence[str], down: Sequence[str]) -> AllocationEnd:
+    """The end of a job that was requeued, if SLURM has done that because one of its nodes is down."""
+    lost = next((node for node, host in enumerate(hosts) if host in down), None)
+    if end.cause is not Cause.REQUEUED or lost is None:
+        return end
+    reason = f"node {lost} ({hosts[lost]}) was lost: it is down for SLURM, which has requeued the job"
+    return replace(end, cause=Cause.NODE_LOST, reason=reason, node=lost, host=hosts[lost])
 
 
 def _node_failed(event: Event) -> Finish:

@@ -109,6 +109,17 @@ def node_address(host: str) -> str | None:
     return match[1] if match else None
 
 
+def hosts_down(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Those of these nodes that SLURM has given up, or somebody has taken out of service. Raises SchedulerError."""
+    return read_down(_call("sinfo", "--noheader", "--Node", "--nodes", ",".join(hosts), "--format", "%N %T"))
+
+
+def read_down(text: str) -> tuple[str, ...]:
+    """Read `n1 idle`, `n2 down*`: a node, or a node of a partition, a line."""
+    words = (line.split() for line in text.splitlines())
+    return tuple(dict.fromkeys(each[0] for each in words if len(each) == 2 and each[1].startswith(("down", "fail"))))
+
+
 def requeue(job: str) -> None:
     """Put the job back into the queue, which also ends this allocation of it. Raises SchedulerError."""
     _call("scontrol", "requeue", job, limit_s=_REQUEUE_LIMIT_S)

@@ -12,6 +12,7 @@ from launcher.agent.continuing import (
     AllocationEnd,
     BadTask,
     Progress,
+    by_lost_node,
     end_of_allocation,
     first_bad_task,
     goes_on,
@@ -103,6 +104,21 @@ def test_a_killed_srun_is_the_loss_of_the_first_node() -> None:
     assert isinstance(end, AllocationEnd)
     assert (end.node, end.host, end.exit_code) == (0, "n3", 1)
     assert end.reason == "node 0 (n3) was lost: srun there was ended by SIGKILL"
+
+
+def test_a_requeue_because_of_a_node_that_is_down_names_it() -> None:
+    """SLURM says of the job only that it was requeued, as after `scontrol requeue`."""
+    end = ended(STOP, SAVED, views=[REQUEUED])
+    assert isinstance(end, AllocationEnd)
+    assert by_lost_node(end, ["n3", "n4"], []) == end
+    lost = by_lost_node(end, ["n3", "n4"], ["n4"])
+    assert (lost.cause, lost.node, lost.host, lost.saved, lost.requeued_already) == (
+        Cause.NODE_LOST, 1, "n4", True, True,
+    )  # fmt: skip
+    assert lost.reason == "node 1 (n4) was lost: it is down for SLURM, which has requeued the job"
+    preempted = ended(STOP, SAVED, views=[PREEMPTED])
+    assert isinstance(preempted, AllocationEnd)
+    assert by_lost_node(preempted, ["n3", "n4"], ["n4"]) == preempted
 
 
 def test_who_asked_for_the_requeue_makes_it_unnecessary() -> None:

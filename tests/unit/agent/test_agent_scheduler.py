@@ -152,3 +152,9 @@ def test_it_is_not_asked_for_ever_nor_in_vain(limit_s: float, said: str, *, in_v
 )
 def test_what_may_have_been_heard_is_not_asked_for_twice(text: str, *, heard: bool) -> None:
     assert SchedulerError(text, unreachable=True).heard == heard
+
+
+def test_nodes_that_are_down() -> None:
+    """Once for each partition; `down*` has not answered for long."""
+    text = "n1 idle\nn2 down*\nn2 down*\nn3 draining\nn4 down\nn5 failing\nn6 idle*\n\nsinfo: odd line\n"
+    assert scheduler.read_down(text) == ("n2", "n4", "n5")
