@@ -60,7 +60,15 @@ def parse_value(text: str, place: Place, findings: Findings) -> Node | None:
     stripped = text.strip()
     if stripped.startswith(("[", "{", '"', "'")):
         return parse_yaml(stripped, place, findings)
+    if "\0" in stripped:
+        return _without_nul(stripped, (), place, findings)
     return Scalar(stripped, place, null=is_null(stripped))
+
+
+def _without_nul(text: str, keys: Keys, place: Place, findings: Findings) -> Scalar:
+    """Paths, arguments and variables cannot hold it."""
+    findings.add(place, (f"{dotted(keys)}: " if keys else "") + "no text may hold the character NUL")
+    return Scalar(text.replace("\0", ""), place, plain=False)
 
 
 class _TooBig(Exception):  # noqa: N818 - caught a few lines above
@@ -89,9 +97,8 @@ class _Builder:
             return Items(tuple(self.build(item, (*keys, str(i))) for i, item in enumerate(node.value)), place)
         assert isinstance(node, yaml.ScalarNode), "YAML has no fourth kind"
         text = self._whole(node.value, keys, place)
-        if "\0" in text and keys[:1] != ("extra",):  # paths, arguments and variables cannot hold it
-            self.findings.add(place, f"{dotted(keys)}: no text may hold the character NUL")
-            return Scalar(text.replace("\0", ""), place, plain=False)
+        if "\0" in text and keys[:1] != ("extra",):
+            return _without_nul(text, keys, place, self.findings)
         plain = not node.style
         return Scalar(text, place, plain=plain, null=plain and is_null(text))
 

@@ -102,7 +102,8 @@ def test_a_job_that_waits_leaves_the_queue_and_nothing_is_to_be_seen_of_it(launc
     launch("train.py", "--on", "slurm")
     assert "nothing yet; -f waits for it" in launch("logs", "last").err
     (site / "squeue").write_text(
-        '#!/bin/sh\n[ -e "$SITE/cancelled" ] || echo "101|PENDING|N/A|N/A|UNLIMITED||Priority"\n'
+        '#!/bin/sh\n[ -e "$SITE/cancelled" ] && state=CANCELLED || state=PENDING\n'
+        'echo "101|$state|N/A|N/A|UNLIMITED||Priority"\n'
     )
     said = launch("cancel", "last")
     assert "its job leaves the queue" in said.out

@@ -76,6 +76,8 @@ def test_any_text_is_a_recipe_or_a_recipe_error(tmp_path: Path, text: str) -> No
 
 @quick
 @given(st.lists(st.tuples(st.sampled_from(key_paths()) | st.text(max_size=8), st.text(max_size=8)), max_size=3))
+@example([("script", "\0")])
+@example([("runs_dir", "a\0b")])
 def test_any_override_is_a_value_or_a_recipe_error(tmp_path: Path, overrides: list[tuple[str, str]]) -> None:
     text = "name: a\nmodel: {name: mlp}\ndata: {name: mnist, global_batch_size: 1}\ntrain: {until: 1 steps}\n"
     check(tmp_path / "a.yaml", text, [f"{key}={value}" for key, value in overrides])
