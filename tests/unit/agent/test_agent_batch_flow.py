@@ -136,6 +136,14 @@ def test_what_somebody_else_has_requeued_is_not_requeued_again(make_job: MakeJob
     assert (job.happened("requeued")[0]["cause"], job.happened("requeued")[0]["how"]) == ("requeued", "requeue")
 
 
+def test_a_job_that_was_requeued_before_is_not_taken_for_requeued_now(make_job: MakeJob) -> None:
+    job = make_job()
+    job.says(job="JobId=41 JobState=RUNNING Restarts=1\n")
+    assert job.begin(tasks=stopped(), SLURM_RESTART_COUNT="1") == 0
+    assert job.calls == ["requeue 41"]
+    assert job.happened("requeued")[0]["cause"] == "signal"
+
+
 def test_a_new_job_has_the_same_script_and_of_an_array_the_same_task(make_job: MakeJob) -> None:
     job = make_job(continue_how="resubmit")
     task = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
@@ -259,6 +267,7 @@ def test_what_cannot_go_on_has_the_last_word_here(make_job: MakeJob) -> None:
     job = make_job(resumable=False)
     assert job.begin(tasks=stopped()) == 75
     assert job.calls == []
+    assert len(job.happened("allocation_ended")) == 1
     assert (job.result["state"], job.result["exit_code"]) == ("CANCELLED", 75)
     assert "declares no `resume:`" in job.result["reason"]
 
@@ -271,3 +280,15 @@ def test_a_requeue_that_slurm_refuses_ends_the_run_with_its_words(make_job: Make
     assert (job.result["state"], job.result["cause"]) == ("CANCELLED", "signal")
     assert "requeue was refused" in job.result["reason"]
     assert "Requeue is disabled" in job.result["reason"]
+
+
+def test_a_node_that_may_be_cut_off_leaves_the_end_open(make_job: MakeJob) -> None:
+    """F094: SLURM requeues the job by itself; a last word from here would be wrong."""
+    job = make_job()
+    away = "show\\ job) echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1 ;;\n"
+    job.says(scontrol="#!/bin/sh\n" + SCONTROL.replace('    "show job")', f'    {away}    "show job")'))
+    assert job.begin(tasks=[{"event": "node_lost", "node": 0, "host": "n1", "reason": "nothing heard"}]) == 1
+    assert not job.run.result.exists()
+    assert job.happened("finished") == []
+    assert job.calls == []
+    assert "if SLURM does not requeue the job, launch resume" in job.run.console.read_text()

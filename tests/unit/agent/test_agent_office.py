@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -254,8 +256,8 @@ def test_what_a_script_left_offline_is_named_at_the_end(make_run: MakeRun, kind:
     """F062: the built-in job's own tracking has said it already."""
     plan, run = make_run()
     plan = replace(plan, nodes=plan.nodes[:1], worker=replace(plan.worker, kind=kind))
-    for time, mark in (("1", ""), ("2", ""), ("3", ".synced")):
-        part = run.path / "wandb" / f"offline-run-20261130_00000{time}-{run.run_id}"
+    for second, mark in (("1", ""), ("2", ""), ("3", ".synced")):
+        part = run.path / "wandb" / f"offline-run-20261130_00000{second}-{run.run_id}"
         part.mkdir(parents=True)
         (part / "run-x.wandb").touch()
         if mark:
@@ -314,6 +316,40 @@ def test_what_the_batch_side_asks_for_is_done(make_run: MakeRun) -> None:
     office.until(lambda: office.events("stop_requested"))
     assert office.events("stop_requested")[0]["reason"] == "Ctrl-C"
     assert run.stop_file.exists()
+
+
+def test_the_end_of_the_job_and_the_limits_of_the_run_are_known_to_the_head(make_run: MakeRun) -> None:
+    """F016: the head stops by its own clock; whichever comes first."""
+    for limits, ends_in_s, reason in ((None, 0.2, "the job ends in"), (0.1, 3600.0, "limits.wall: 0.1 s")):
+        plan, run = make_run(run_id=f"r{ends_in_s:.0f}")
+        plan = replace(plan, limits=replace(plan.limits, wall_s=limits))
+        allocation = replace(in_allocation(1), ends_s=time.monotonic() + ends_in_s)
+        office = Office(plan, run, allocation)
+        office.join_self()
+        office.peer(1).connection.send({"type": "ready"})
+        office.until(partial(office.events, "stop_requested"))
+        assert office.events("stop_requested")[0]["reason"].startswith(reason)
+
+
+def test_an_error_that_ended_the_attempt_before_the_requeue_is_known_again(make_run: MakeRun) -> None:
+    """F043: the same exception at the same place and step would only come a third time."""
+    plan, run = make_run()
+    fields = {"attempt": 1, "node": 1, "rank": 1, "pid": 9, "exit_code": 1, "cause": "worker_error", "message": "boom",
+              "place": "train.py:3 in f", "log": "x", "exception": "ValueError", "step": 3}  # fmt: skip
+    past = EventWriter(run.path, "head")
+    past.write("created")
+    past.write("attempt_started", attempt=1, allocation=1)
+    past.write("failure", **fields)
+    past.write("attempt_ended", attempt=1, node=1, rank=1, cause="worker_error")
+    past.close()
+    office = Office(plan, run, in_allocation(2))
+    office.join_self()
+    peer = office.peer(1)
+    peer.connection.send({"type": "ready"})
+    peer.until_heard(office, "welcome", "start")
+    peer.connection.send({"type": "failed", "failure": {**fields, "attempt": 2}})
+    office.until(lambda: len(office.events("attempt_ended")) == 2)
+    assert office.events("attempt_ended")[-1]["cause"] == "repeated"
 
 
 def test_a_later_allocation_ends_this_one_without_a_word_on_the_run(make_run: MakeRun) -> None:
