@@ -119,10 +119,11 @@ def stopped(allocation: int = 1) -> list[Event]:
 def test_a_stop_that_has_saved_is_requeued_once(make_job: MakeJob) -> None:
     """F043: and the exit code is that of a job that has done what it should."""
     job = make_job()
-    assert job.begin(tasks=stopped()) == 0
+    worked = [{"event": "attempt_started", "attempt": 1}, {"event": "progress", "attempt": 1, "step": 12}]
+    assert job.begin(tasks=[*worked, *stopped()]) == 0
     assert job.calls == ["requeue 41"]
     (ended,) = job.happened("allocation_ended")
-    assert (ended["cause"], ended["saved"]) == ("signal", True)
+    assert (ended["cause"], ended["saved"], ended["step"]) == ("signal", True, 12)
     assert job.happened("requeued")[0]["ref"] == "slurm:41"
     assert not job.run.result.exists()
     assert job.happened("finished") == []
@@ -190,6 +191,7 @@ def test_a_job_of_another_size_starts_nothing(make_job: MakeJob, hosts: str) -> 
     job.says(hosts=hosts)
     assert job.begin() == 3
     assert (job.result["state"], job.result["cause"]) == ("FAILED", "refused")
+    assert [event["cause"] for event in job.happened("allocation_ended")] == ["refused"]
     assert not (job.site / "told").exists()
 
 
@@ -246,16 +248,34 @@ while not (site / "heard").exists():
 """
 
 
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_the_end_is_written_down_before_slurm_kills(make_job: MakeJob) -> None:
+    """F016: whether the tasks have left or not."""
+    job = make_job(kill_wait_s=3.0)
+    job.says(job="JobId=41 JobState=COMPLETING Restarts=0\n", srun=f"#!{sys.executable}\n{HEARS}")
+    process = job.start()
+    wait_for(job.site / "up")
+    process.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(LIMIT_S) == 143
+        assert job.result["reason"] == "cancelled from outside (scancel)"
+    finally:
+        (job.site / "heard").touch()  # the task ends
+
+
 @pytest.mark.parametrize(("left", "ignored"), [("1:00:00\n", True), ("0:20\n", False)])
 def test_a_warning_to_the_batch_script_alone_reaches_the_tasks(make_job: MakeJob, left: str, *, ignored: bool) -> None:
     """F015: srun passes it on, and the head agent decides; what it decides is known here too."""
     job = make_job()
     job.says(left=left, srun=f"#!{sys.executable}\n{HEARS}")
     process = job.start()
-    deadline_s = time.monotonic() + LIMIT_S
-    while not (job.site / "up").exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_for(job.site / "up")
     process.send_signal(signal.SIGUSR1)
     process.wait(LIMIT_S)
     (heard,) = job.happened("signal_heard")
