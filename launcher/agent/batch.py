@@ -240,7 +240,7 @@ class _Batch:
             bad_task=continuing.first_bad_task(srun_said),
         )
         if isinstance(end, Finish):
-            return self._finish(end)
+            return self._finish(continuing.by_full_disk(end, free_bytes=_free_bytes(self._run.path)))
         if end.cause is Cause.REQUEUED:
             with contextlib.suppress(SchedulerError):
                 hosts = self._hosts()
@@ -364,6 +364,11 @@ def _stopped_by_user(events: Sequence[Mapping[str, object]], reason: str) -> Fin
     stopped = next((event for event in reversed(events) if event["event"] == "stopped"), {})
     cause = Cause.LAUNCHER_LOST if reason == LAUNCHER_KILLED else Cause.CANCELLED
     return Finish(RunState.CANCELLED, cause, _int(stopped.get("exit_code"), 128 + signal.SIGTERM), reason)
+
+
+def _free_bytes(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _mark(checkpoint: Path) -> str:

@@ -27,6 +27,7 @@ MAX_IDLE_ALLOCATIONS = 3
 run that never comes as far as its first save, and would be requeued for ever."""
 _AT_LIMIT_S = 15.0
 """SLURM's clock of the time limit ticks slowly; what ends the job so close before it, is it."""
+_FULL_BYTES = 1 << 16
 _BAD_TASK = re.compile(r"^srun: error: (?P<hosts>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)$", re.MULTILINE)
 _EXIT_CODE = re.compile(r"Exited with exit code (\d+)")
 NOT_CONTINUED = {
@@ -190,6 +191,13 @@ def by_lost_node(end: AllocationEnd, hosts: Sequence[str], down: Sequence[str]) 
         return end
     reason = f"node {lost} ({hosts[lost]}) was lost: it is down for SLURM, which has requeued the job"
     return replace(end, cause=Cause.NODE_LOST, reason=reason, node=lost, host=hosts[lost])
+
+
+def by_full_disk(finish: Finish, *, free_bytes: int) -> Finish:
+    """The end of agents that could not say how: with a full disk they cannot, and it is no fault of theirs."""
+    if finish.cause is not Cause.INTERNAL or free_bytes >= _FULL_BYTES:
+        return finish
+    return replace(finish, cause=Cause.DISK, reason="the disk of the run directory is full")
 
 
 def _node_failed(event: Event) -> Finish:

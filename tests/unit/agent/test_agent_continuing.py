@@ -12,6 +12,7 @@ from launcher.agent.continuing import (
     AllocationEnd,
     BadTask,
     Progress,
+    by_full_disk,
     by_lost_node,
     end_of_allocation,
     first_bad_task,
@@ -119,6 +120,14 @@ def test_a_requeue_because_of_a_node_that_is_down_names_it() -> None:
     preempted = ended(STOP, SAVED, views=[PREEMPTED])
     assert isinstance(preempted, AllocationEnd)
     assert by_lost_node(preempted, ["n3", "n4"], ["n4"]) == preempted
+
+
+def test_agents_that_cannot_write_how_they_ended_are_not_to_blame() -> None:
+    end = ended(srun_exit_code=1)
+    assert isinstance(end, Finish)
+    assert by_full_disk(end, free_bytes=1 << 30) == end
+    full = by_full_disk(end, free_bytes=0)
+    assert (full.cause, full.exit_code, full.reason) == (Cause.DISK, 1, "the disk of the run directory is full")
 
 
 def test_who_asked_for_the_requeue_makes_it_unnecessary() -> None:
