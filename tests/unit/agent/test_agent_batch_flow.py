@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Job:
 
     def __init__(self, folder: Path, run: RunDir) -> None:
         self.site, self.run = folder, run
+        self.started: list[subprocess.Popen[bytes]] = []
         scripts = {"scontrol": SCONTROL, "squeue": 'cat "$SITE/left"', "sbatch": SBATCH}
         texts = {name: f"#!/bin/sh\n{text}\n" for name, text in scripts.items()}
         for name, text in {**texts, "srun": f"#!{sys.executable}\n{SRUN}"}.items():
@@ -77,7 +78,16 @@ class Job:
         job = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
         argv = [sys.executable, "-P", start.__file__, "--run-dir", str(self.run.path), "--batch"]
         quiet = subprocess.DEVNULL
-        return subprocess.Popen(argv, env={**clean, **own, **job, **env}, stdin=quiet, stdout=quiet, stderr=quiet)
+        process = subprocess.Popen(argv, env={**clean, **own, **job, **env}, stdin=quiet, stdout=quiet, stderr=quiet)
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Of what a failed test has left: nothing."""
+        (self.site / "heard").touch()  # the task ends
+        for process in self.started:
+            process.kill()
+            process.wait()
 
     def happened(self, name: str) -> list[Event]:
         return [event for event in read_events(self.run.path) if event["event"] == name]
@@ -97,7 +107,9 @@ MakeJob = Callable[..., Job]
 
 
 @pytest.fixture
-def make_job(tmp_path: Path) -> MakeJob:
+def make_job(tmp_path: Path) -> Iterator[MakeJob]:
+    jobs: list[Job] = []
+
     def make(*, nodes: int = 1, **fields: Any) -> Job:
         plan = slurm_plan(tmp_path, **{"srun": ("srun", "--nodes=1"), "script": "#!/bin/bash\n# it\n", **fields})
         plan = dataclasses.replace(plan, nodes=plan.nodes[:nodes])
@@ -107,9 +119,12 @@ def make_job(tmp_path: Path) -> MakeJob:
         EventWriter(run.path, "launch-0").write("created")
         folder = tmp_path / "site"
         folder.mkdir()
-        return Job(folder, run)
+        jobs.append(Job(folder, run))
+        return jobs[-1]
 
-    return make
+    yield make
+    for job in jobs:
+        job.end()
 
 
 def stopped(allocation: int = 1) -> list[Event]:
@@ -262,11 +277,8 @@ def test_the_end_is_written_down_before_slurm_kills(make_job: MakeJob) -> None:
     process = job.start()
     wait_for(job.site / "up")
     process.send_signal(signal.SIGTERM)
-    try:
-        assert process.wait(LIMIT_S) == 143
-        assert job.result["reason"] == "cancelled from outside (scancel)"
-    finally:
-        (job.site / "heard").touch()  # the task ends
+    assert process.wait(LIMIT_S) == 143
+    assert job.result["reason"] == "cancelled from outside (scancel)"
 
 
 @pytest.mark.parametrize(("left", "ignored"), [("1:00:00\n", True), ("0:20\n", False)])
