@@ -222,10 +222,10 @@ class _Batch:
     def _after(self, step: JobStep, srun_exit_code: int | None, srun_said: str, *, seconds_left: float | None) -> int:
         if self._run.result.exists():
             return self._result_code()
-        if allocation.record_of(self._run.path, self._number + 1).exists():
-            return 0  # this node was cut off, and the run goes on elsewhere: nothing of this allocation counts
-        if not step.terminated or not self._watch.views:
-            self._watch.look()
+        if not self._is_superseded() and not (step.terminated and self._watch.views):
+            self._watch.look()  # which takes 15 s where this node is cut off
+        if self._is_superseded():
+            return 0
         events = read_events(self._run.path)
         if step.user_stop:
             return self._finish(_stopped_by_user(events, step.user_stop))
@@ -252,6 +252,10 @@ class _Batch:
         if final is not None:
             return self._finish(final)
         return self._go_on(end, chained)
+
+    def _is_superseded(self) -> bool:
+        """Whether this node was cut off, and the run goes on elsewhere: then nothing of this allocation counts."""
+        return allocation.record_of(self._run.path, self._number + 1).exists()
 
     def _result_code(self) -> int:
         result = parse_object(self._run.result.read_bytes()) or {}
@@ -298,8 +302,7 @@ class _Batch:
         """
 
         def is_in_vain(error: SchedulerError) -> bool:
-            elsewhere = allocation.record_of(self._run.path, self._number + 1).exists()
-            return end.cause is Cause.NODE_LOST or elsewhere or (error.heard and not twice)
+            return end.cause is Cause.NODE_LOST or self._is_superseded() or (error.heard and not twice)
 
         return scheduler.persist(ask, is_in_vain=is_in_vain, limit_s=_CONTROLLER_S, pause_s=_AGAIN_S)
 

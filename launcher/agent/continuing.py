@@ -107,7 +107,12 @@ def own_events(events: Sequence[Event], allocation: int) -> list[Event]:
         for index, event in enumerate(events)
         if event["event"] == "allocation_started" and event.get("allocation") == allocation
     ]
-    return list(events[begun[-1] :]) if begun else []
+    if not begun:
+        return []
+    rest = events[begun[-1] :]
+    # A node that was cut off sees what the next allocation writes; that says nothing of its own.
+    later = (index for index, event in enumerate(rest) if index and event["event"] == "allocation_started")
+    return list(rest[: next(later, None)])
 
 
 def is_cancelled(events: Sequence[Event]) -> bool:
@@ -173,6 +178,8 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
         where = f"the launcher's process on node {bad_task.task} ({bad_task.host})"
         reason = f"{where} ended: {bad_task.what}; see logs/agents.log and slurm/"
         return Finish(RunState.FAILED, Cause.INTERNAL, bad_task.exit_code, reason)
+    if cause == Cause.NODE_LOST:
+        return ended(Cause.NODE_LOST, str(stopped.get("reason")), exit_code=1)
     if stopped:
         reason = str(stopped.get("reason")).removeprefix("SIG")
         return ended(Cause.SIGNAL, reason if " " in reason else f"{reason} from outside, to processes of the run")

@@ -216,6 +216,9 @@ def test_a_node_that_is_cut_off(  # noqa: PLR0917 - fixtures
     first = next(event for event in run.happened("allocation_ended") if event["allocation"] == 1)
     assert first["cause"] == "node_lost"
     assert which == 0 or (first["node"], first["host"]) == (which, hosts[which])
+    assert [event["allocation"] for event in run.happened("allocation_ended")] == [1, 2], "it has one end"
+    later = [event for event in run.happened("requeued") if event["time"] > first["time"]]
+    assert which == 1 or later == [], "who was cut off asks for nothing when it is back"
     run.cluster.wait_until(lambda: not processes_with("LAUNCH_RUN_ID", run.run_id), lambda: "some are left")
 
 

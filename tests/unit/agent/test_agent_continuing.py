@@ -46,6 +46,8 @@ SAVED = event("stopped", allocation=1, reason="TERM", cause="signal", saved=True
 KILLED_BY_TERM = event("stopped", allocation=1, reason="TERM", cause="signal", saved=False, exit_code=143)
 LIMIT = event("stopped", allocation=1, reason="the job ends in 25 s", cause="time_limit", saved=True, exit_code=75)
 LOST = event("node_lost", node=1, host="n4", reason="nothing heard for 20 s")
+NEXT = event("allocation_started", allocation=2)
+GIVEN_UP = event("stopped", allocation=1, reason="node 1 (n4) was lost", cause="node_lost", saved=False, exit_code=1)
 REJOINED = event("node_joined", node=1, host="n4")
 
 
@@ -75,6 +77,8 @@ def ended(*events: Event, **fields: Any) -> AllocationEnd | Finish:
         ([], {"bad_task": KILLED, "srun_exit_code": 137}, Cause.NODE_LOST, False),
         ([], {"srun_exit_code": -9}, Cause.NODE_LOST, False),
         ([LOST, REJOINED, STOP, SAVED], {}, Cause.SIGNAL, True),
+        ([LOST, NEXT, REJOINED], {"views": []}, Cause.NODE_LOST, False),
+        ([GIVEN_UP], {"views": []}, Cause.NODE_LOST, False),
         ([STOP, LOST, SAVED], {}, Cause.SIGNAL, True),
         ([STOP, SAVED], {"bad_task": KILLED}, Cause.SIGNAL, True),
     ],
