@@ -33,6 +33,7 @@ from launcher.runs.events import EventWriter, parse_object, read_events
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause, RunState
 from launcher.runs.steps import newest_step
+from launcher.runs.times import newest_submission
 
 _T = TypeVar("_T")
 _REFUSED = 3
@@ -53,7 +54,7 @@ def run_batch(run: RunDir, *, wait: bool = False) -> NoReturn:
     signals = hear_signals((signal.SIGUSR1, signal.SIGUSR2))
     watch_fd = wait_for_go(run) if wait else None
     sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
-    if run.result.exists():
+    if _is_over(run):
         say(run.console, "this run is finished: nothing to do (launch resume goes on with it)")
         _leave(0)
     try:
@@ -76,6 +77,21 @@ def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _is_over(run: RunDir) -> bool:
+    """By result.json, or by the events where a crash of the machine has spoiled that file. Such a one is put aside."""
+    if not run.result.exists():
+        return False
+    if parse_object(run.result.read_bytes()) is not None:
+        return True
+    events = read_events(run.path)
+    if any(event["event"] == "finished" for event in newest_submission(events) or events):
+        return True
+    damaged = run.result.with_name("result-damaged.json")
+    run.result.rename(damaged)
+    say(run.console, f"result.json is damaged, and no event says that the run has ended: it is {damaged.name} now")
+    return False
 
 
 def refuse_plan(run: RunDir, error: Exception) -> int:

@@ -183,6 +183,17 @@ def test_the_end_of_the_run_is_the_end_of_the_job_with_its_exit_code(make_job: M
     assert "this run is finished" in job.run.console.read_text()
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_spoiled_result_is_no_end_unless_an_event_says_so(make_job: MakeJob, ended: bool) -> None:
+    job = make_job()
+    if ended:
+        EventWriter(job.run.path, "head").write(**FINISHED)
+    job.run.result.write_bytes(b"\0" * 40)
+    assert job.begin(tasks=stopped()) == 0
+    assert job.calls == ([] if ended else ["requeue 41"])
+    assert (job.run.path / "result-damaged.json").exists() is not ended
+
+
 def test_the_tasks_are_told_where_the_head_is_when_the_job_ends_and_which_allocation_it_is(make_job: MakeJob) -> None:
     job = make_job()
     job.begin(tasks=stopped())
