@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem
+from launcher.planning import calls
 from launcher.planning.slurm_facts import SlurmProbe
 from launcher.planning.slurm_site import site_problems
+from launcher.wording import first_line
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
 
 _NEEDED_BYTES = 100 << 20
 _NEEDED_FILES = 1000
+_BASH_LIMIT_S = 5.0
 
 
 def preflight(plan: Plan) -> Sequence[Problem]:
@@ -28,7 +32,7 @@ def preflight(plan: Plan) -> Sequence[Problem]:
 
 def check_files(plan: Plan) -> list[Problem]:
     """What is not there on this machine, which is what the nodes see, too: they share its folders."""
-    return [*_program(plan), *_data(plan), *_room(plan)]
+    return [*_program(plan), *_script(plan), *_data(plan), *_room(plan)]
 
 
 def _program(plan: Plan) -> Iterator[Problem]:
@@ -44,6 +48,20 @@ def _program(plan: Plan) -> Iterator[Problem]:
     image = ((plan.recipe.get("slurm") or {}).get("container") or {}).get("image", "")
     if in_image and image.startswith("/") and not Path(image).exists():
         yield Problem(where="slurm.container.image", message=f"there is no such file: {image}")
+
+
+def _script(plan: Plan) -> Iterator[Problem]:
+    """A site's own batch script that bash cannot read: it would wait in the queue first."""
+    assert plan.slurm is not None
+    template = (plan.recipe.get("slurm") or {}).get("template")
+    bash = shutil.which("bash")
+    if template is None or bash is None:
+        return
+    done = calls.run([bash, "-n"], limit_s=_BASH_LIMIT_S, told=plan.slurm.script)
+    if done.returncode:
+        said = done.stderr.replace(f"{bash}: ", "").strip()
+        message = f"bash cannot read the batch script that {template} makes: {first_line(said)}"
+        yield Problem(where="slurm.template", message=message, hint="--dry-run shows it whole")
 
 
 def _data(plan: Plan) -> Iterator[Problem]:

@@ -70,6 +70,15 @@ def test_the_interpreter_of_an_image_is_not_looked_for_but_the_image_is(tmp_path
     assert wheres(plan(tmp_path, worker=inside, recipe=recipe)) == []
 
 
+def test_a_sites_script_that_bash_cannot_read_does_not_wait_in_the_queue(tmp_path: Path) -> None:
+    recipe = {"slurm": {"template": "/etc/site.j2"}}
+    assert wheres(plan(tmp_path, recipe=recipe)) == []
+    broken = dataclasses.replace(SLURM, script="#!/bin/bash\nif true; then\n")
+    (problem,) = check_files(plan(tmp_path, slurm=broken, recipe=recipe))
+    assert problem.where == "slurm.template"
+    assert "that /etc/site.j2 makes: line 3: syntax error: unexpected end of file" in problem.message
+
+
 def test_a_full_disk_and_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F027"""
     assert wheres(plan(tmp_path, run_dir="/proc/runs/r0")) == ["/proc"]
