@@ -104,6 +104,9 @@ def required() -> frozenset[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # In the background of a shell, or below nohup, these are ignored, and so they would be in all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.addinivalue_line("markers", f"needs(name): one of {', '.join(NEEDS)}; skipped where that is missing")
     config.stash[_REQUIRED] = required()
     unknown = sorted(required() - NEEDS.keys())

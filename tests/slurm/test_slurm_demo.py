@@ -15,8 +15,6 @@ from slurm_cluster import COMMAND, LIMIT_S
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("slurm")]
 
-HEARS_CTRL_C = ("env", "--default-signal=INT")
-"""In the background of a shell without job control SIGINT is ignored, and bash cannot trap it then."""
 LINK = Path("/sys/class/net/launch-slurm")
 
 
@@ -31,7 +29,7 @@ def demo(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
         path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "PYTHON": sys.executable, "LAUNCH_RUNS": str(tmp_path / "runs")}
         with (tmp_path / "out").open("w") as output:
-            argv = [*HEARS_CTRL_C, str(COMMAND.with_name("demo")), *arguments]
+            argv = [str(COMMAND.with_name("demo")), *arguments]
             return subprocess.Popen(
                 argv, env=environment, text=True, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
