@@ -38,6 +38,8 @@ TASK_SCOPED = (
     "PMI2_",
 )
 """Beginnings of names that describe our one task per node, not a worker: a library would take them for its ranks."""
+ORIGIN = "node"
+"""Of a variable that only the node could know."""
 _INTERFACE_NAMES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 """Each in its own syntax: `=` makes NCCL match the whole name, not a prefix."""
 
@@ -149,7 +151,7 @@ def _with_interface(plan: Plan, interface: str, known: tuple[Address, ...], host
             _check_interface(given[name], known, host)
     names = _INTERFACE_NAMES if len(plan.nodes) > 1 else ()
     found = [
-        EnvVar(name=name, value=_INTERFACE_NAMES[name].format(interface), origin="node")
+        EnvVar(name=name, value=_INTERFACE_NAMES[name].format(interface), origin=ORIGIN)
         for name in names
         if name not in given
     ]

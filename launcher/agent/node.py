@@ -13,8 +13,8 @@ import time
 from collections import deque
 from typing import Any
 
-from launcher.agent import addresses, channel, scratch
-from launcher.agent.allocation import Allocation
+from launcher.agent import addresses, binding, channel, scratch
+from launcher.agent.allocation import NUMBER, Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
 from launcher.agent.logs import say
 from launcher.agent.loop import Loop
@@ -76,7 +76,8 @@ class NodeAgent:
         host = socket.gethostname()
         self._events.write("agent_started", node=self.node, pid=os.getpid(), host=host)
         bound = {"host": host, "address": me.address, "cpus": me.cpus, "gpus": me.gpus}
-        given = {name: os.environ[name] for name in scratch.VARIABLES if name in os.environ}
+        given = {name: os.environ[name] for name in (*scratch.VARIABLES, NUMBER) if name in os.environ}
+        given |= {variable.name: variable.value for variable in self._plan.env if variable.origin == binding.ORIGIN}
         self._events.write("node_bound", node=self.node, **bound, env=given)
         if listener is not None:
             self._office = HeadOffice(

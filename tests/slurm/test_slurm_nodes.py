@@ -15,7 +15,9 @@ from launched import Recipe
 from slurm_cluster import SlurmCluster
 from slurm_launched import Login, OnSlurm, SlurmLaunched, cancel_jobs_below
 
+from launcher.planning.plan import Plan
 from launcher.runs.events import read_events
+from launcher.runs.explain import rank_environment
 from launcher.runs.rundir import RunDir
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("slurm"), pytest.mark.timeout(180)]
@@ -68,6 +70,11 @@ def test_ranks_variables_cpus_interface_and_scratch(
         assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
         assert rank["cpus"] == 2
         assert Path(rank["tmp"]).parent == scratch
+    plan = Plan.from_json(run.run.plan.read_text())
+    for number, rank in enumerate(ranks):
+        shown = {row.name: row.value for row in rank_environment(plan, run.events, number)}
+        assert {"GLOO_SOCKET_IFNAME", "LAUNCH_ALLOCATION", "TMPDIR", "RANK"} <= shown.keys()
+        assert shown == {name: rank["env"].get(name) for name in shown}, "`launch explain --rank`"
     run.cluster.wait_for(run.job, "COMPLETED")
     assert list(scratch.iterdir()) == []
     log = run.run.agents_log.read_text()

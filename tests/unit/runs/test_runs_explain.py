@@ -97,6 +97,16 @@ def test_the_checkpoint_that_a_script_goes_on_from_is_shown() -> None:
     assert rows["LAUNCH_RESUME_FROM"] == "/data/out/checkpoint-500"
 
 
+def test_what_only_the_node_of_a_cluster_could_know_is_shown_with_who_found_it() -> None:
+    """F035"""
+    env = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0", "LAUNCH_ALLOCATION": "2"}
+    rows = rank_environment(make_plan(), [*EVENTS, {**BEGIN[2], "env": env}], 2)
+    origins = {row.name: row.origin for row in rows if row.name in env}
+    found = "agent: the interface of its node that leads to node 0"
+    allocation = "batch side: which allocation of the run this is, from 1"
+    assert origins == {**dict.fromkeys(env, found), "LAUNCH_ALLOCATION": allocation}
+
+
 def test_the_budget_of_a_resumed_run_is_fresh() -> None:
     resumed = [*EVENTS, {"event": "resumed"}, {**STARTED, "attempt": 3, "master_port": 40004}]
     rows = {row.name: row.value for row in rank_environment(make_plan(), resumed, 0)}
