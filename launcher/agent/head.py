@@ -21,7 +21,7 @@ from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
 from launcher.agent.effects import Effect, Finish, Leave, Record, Say, Send
 from launcher.agent.limits import Limit
 from launcher.agent.restarts import decide
-from launcher.runs.states import Cause, RunState, is_signal
+from launcher.runs.states import NOT_RETRIED, Cause, RunState, is_signal
 from launcher.wording import signal_name
 
 _KILLED = 128 + SIGKILL
@@ -388,7 +388,7 @@ class Head:
         )
         ended = Record("attempt_ended", _end_of(failure, verdict.cause))
         if verdict.why_not:
-            reason = f"{failure.headline}; not retried: {verdict.why_not}"
+            reason = f"{failure.headline}{NOT_RETRIED}{verdict.why_not}"
             end = Finish(RunState.FAILED, verdict.cause, failure.exit_code, reason, policy=verdict.why_not)
             return [ended, *self._order_end(end)]
         self.restarts += 0 if free else 1

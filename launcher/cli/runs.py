@@ -206,7 +206,7 @@ def row_of(record: RunRecord, run: RunDir) -> dict[str, Any]:
 def _told(record: RunRecord) -> dict[str, Any]:
     from launcher.cli.status import expected_start
 
-    seen, why = record.queue, record.sentence
+    seen, why = record.queue, record.why
     if seen is not None and seen.waits and not why:
         why = ", ".join(filter(None, [seen.reason, expected_start(seen.starts_s, time.time())]))
     kept = {"state": record.state.value, "step": record.step, "total_steps": record.total_steps}

@@ -213,7 +213,7 @@ def ended_text(index: int, point: RunRecord) -> str:
     """One line for a point that has ended."""
     metrics = {name: value for name, value in (point.metrics or {}).items() if name.startswith("eval/")}
     told = [f"{name} {value:.4g}" for name, value in sorted(metrics.items())]
-    why = point.sentence if point.exit_code else ""
+    why = point.why if point.exit_code else ""
     return "   ".join(filter(None, [f"point {index}", str(point.state), *told, why]))
 
 

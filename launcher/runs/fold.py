@@ -10,7 +10,8 @@ from typing import Any
 from launcher.errors import ExitCode
 from launcher.runs.events import Event, time_of
 from launcher.runs.observed import Observation
-from launcher.runs.states import POLICIES, TRANSITIONS, Cause, RunState
+from launcher.runs.states import NOT_RETRIED, POLICIES, TRANSITIONS, Cause, RunState
+from launcher.wording import first_line, shortened
 
 NodeRecord = dict[str, Any]
 WorkerRecord = dict[str, Any]
@@ -18,6 +19,10 @@ AllocationRecord = dict[str, Any]
 
 _LAST_WORDS_S = 20.0
 """What a run wrote before its job ended is seen on another machine after this time, on a slow file system too."""
+
+
+_OWN_ERRORS = frozenset({Cause.WORKER_ERROR, Cause.SIGNAL, Cause.REPEATED})
+_WHY_WIDTH = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,12 @@ class RunRecord:
         if self.ref in self.chain:
             return self.chain[self.chain.index(self.ref) :]
         return () if self.ref is None else (self.ref,)
+
+    @property
+    def why(self) -> str:
+        """Why it is where it is, on a line of a list: with the error, where the program itself has failed."""
+        error = first_line(self.reason.partition(NOT_RETRIED)[0]) if self.cause in _OWN_ERRORS else ""
+        return f"{self.sentence}: {shortened(error, _WHY_WIDTH)}" if error else self.sentence
 
     @property
     def on_slurm(self) -> bool:

@@ -155,6 +155,9 @@ POLICIES: dict[Cause, Policy] = {
     Cause.INTERNAL: Policy(retry=False, sentence="a fault of the launcher"),
 }
 
+NOT_RETRIED = "; not retried: "
+"""In the reason of a run that has failed: after the error, before why its workers were not started again."""
+
 _ENDS = FINAL | {RunState.UNKNOWN}
 
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {

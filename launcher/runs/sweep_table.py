@@ -11,7 +11,7 @@ from launcher.runs.events import read_events, time_of
 from launcher.runs.fold import RunRecord
 from launcher.runs.load import ObserveAll, newest_metrics, read_ended, read_records, read_result
 from launcher.runs.observed import UNKNOWN, Observation
-from launcher.runs.states import RunState
+from launcher.runs.states import POLICIES, Cause, RunState
 from launcher.runs.sweep import Submission, SweepDir, SweepRecord, point_lines, submissions
 from launcher.wording import aligned, count, ranges, short_duration, step_text
 
@@ -180,7 +180,7 @@ class _Look:
             time_s=self._time_s(record, result),
             exit_code=record.exit_code,
             cause=None if record.cause is None else record.cause.value,
-            why="" if record.state is RunState.SUCCEEDED else record.sentence,
+            why="" if record.state is RunState.SUCCEEDED else record.why,
             ref=record.ref or self.place(index),
             submitted_s=record.submitted_s or self._submitted_s(index),
             started=True,
@@ -264,12 +264,17 @@ def quick_counts(sweep: SweepDir, record: SweepRecord) -> dict[str, int]:
 Failures = Mapping[str, Sequence[PointRow]]
 
 
+def _sentence(row: PointRow) -> str:
+    """Of the cause alone: the errors themselves differ from point to point."""
+    return POLICIES[Cause(row.cause)].sentence if row.cause else row.why or "it did not say why"
+
+
 def failures(table: SweepTable) -> Failures:
     """Why points have failed -> those that have, the most frequent reason first."""
     groups: dict[str, list[PointRow]] = {}
     for row in table.rows:
         if row.started and not row.goes_on and row.state != DONE:
-            groups.setdefault(f"{row.state}: {row.why or row.cause or 'it did not say why'}", []).append(row)
+            groups.setdefault(f"{row.state}: {_sentence(row)}", []).append(row)
     return dict(sorted(groups.items(), key=lambda each: -len(each[1])))
 
 

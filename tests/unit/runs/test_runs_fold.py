@@ -375,3 +375,21 @@ def test_a_node_that_could_not_join_is_a_failure_with_its_host() -> None:
     record = on_slurm(3, RUNS, failed=failed)
     assert (record.failures[0]["host"], record.failures[0]["attempt"], record.failures[0]["rank"]) == ("n2", 0, None)
     assert record.nodes[1]["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "why"),
+    [
+        ("worker_error", "ValueError: bad\nlr; not retried: no restart is left", "a worker failed: ValueError: bad"),
+        (
+            "signal",
+            "killed by SIGKILL; not retried: no restart is left",
+            "a worker was killed by a signal: killed by SIGKILL",
+        ),
+        ("oom", "OutOfMemoryError: tried; not retried: out of memory repeats", "CUDA out of memory"),
+        ("worker_error", "", "a worker failed"),
+    ],
+)
+def test_a_list_names_the_error_where_the_program_itself_has_failed(cause: str, reason: str, why: str) -> None:
+    result = {"state": "FAILED", "cause": cause, "reason": reason, "exit_code": 1}
+    assert fold((), Observation(alive=False), result).why == why
