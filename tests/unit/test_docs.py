@@ -23,6 +23,7 @@ import launcher
 from launcher.planning.facts import gather_facts
 from launcher.planning.make import make_plan
 from launcher.recipe.loader import load_recipe
+from launcher.recipe.schema import SlurmSection
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -181,6 +182,19 @@ def test_recipe_of_the_readme_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     loaded = load_recipe(tmp_path / "script.yaml", ())
     assert loaded.recipe.secrets == ("HF_TOKEN",)
     assert loaded.recipe.setup == ("module load cuda/12.6",)
+
+
+def test_keys_of_a_job_are_all_told_and_plan(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "slurm/README.md").read_text("utf-8"), re.DOTALL)
+    (whole, *_) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    (tmp_path / "whole.yaml").write_text(whole)
+    (tmp_path / "slurm.yaml").write_text("extends: whole.yaml\n" + block)
+    loaded = load_recipe(tmp_path / "slurm.yaml", ())
+    told = {field.alias or name for name, field in SlurmSection.model_fields.items()}
+    assert {key.split(".")[1] for key in loaded.places if key.startswith("slurm.")} == told
+    plan = make_plan(loaded, gather_facts(), run_id="r0", runs_dir="runs", executor="slurm")
+    assert plan.slurm is not None
+    assert "--gres=gpu:a100:4" in plan.slurm.script
 
 
 def test_script_of_the_recipes_readme_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
