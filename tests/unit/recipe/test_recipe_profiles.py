@@ -190,11 +190,11 @@ def test_interpolation_reaches_the_environment_and_the_recipe(on: On, monkeypatc
     monkeypatch.setenv("USER", "ada")
     text = """\
 executor: slurm
-runs_dir: /work/${oc.env:USER}/runs
+runs_dir: /project/${oc.env:USER}/runs
 slurm: {time: "${env.T}", sbatch: {comment: "${name}"}}
 """
     loaded = on(text, recipe=f"{JOB}env: {{T: 1h}}\n")
-    assert loaded.recipe.runs_dir == "/work/ada/runs"
+    assert loaded.recipe.runs_dir == "/project/ada/runs"
     assert loaded.recipe.slurm.sbatch == {"comment": "demo"}
     assert mistakes(lambda: on(text.replace("USER", "NOBODY_SET_THIS"), recipe=f"{JOB}env: {{T: 1h}}\n")) == [
         "profiles/lab.yaml:2:11: runs_dir: environment variable NOBODY_SET_THIS is not set"
