@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from launcher.agent.allocation import VARIABLES
 from launcher.planning import calls
+from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES
 from launcher.wording import first_line
 
 _T = TypeVar("_T")
 _LIMIT_S = 15.0
 _REQUEUE_LIMIT_S = 60.0
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI")
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SALLOC_", "PMI", "OMPI_COMM_WORLD_", "MPI_LOCAL", "TORCHELASTIC_")
+"""Beginnings of what a job, or a starter of ranks in it, adds. OMPI_MCA_* and MPI_HOME are a user's settings."""
+_KEPT = frozenset({"SLURM_CONF", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"})
 _UNLIMITED_DAYS = 350
 """SLURM counts down from a year where a job has no limit."""
 _UNREACHABLE = re.compile(
@@ -151,8 +155,11 @@ def submit(script: str, flags: Sequence[str], *, cwd: str) -> str:
 
 
 def outside(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what this job has added to it."""
-    return {name: value for name, value in env.items() if name == "SLURM_CONF" or not name.startswith(_OF_A_JOB)}
+    """An environment without what a job and its ranks have added to it: for a submission, from wherever that comes."""
+    added = {*TORCHRUN_NAMES, *LAUNCH_NAMES, *VARIABLES} - _KEPT
+    return {
+        name: value for name, value in env.items() if name in _KEPT or not (name in added or name.startswith(_OF_A_JOB))
+    }
 
 
 def _call(

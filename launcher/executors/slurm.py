@@ -95,23 +95,17 @@ _PASSED_ON = {
     "SBATCH_TIMELIMIT": "--time",
 }
 """Variables of sbatch that count where the plan does not say it. They would beat what stands in the script."""
-_RANKS = ("PMI_", "PMIX_", "OMPI_", "MPI_", "TORCHELASTIC_")
 
 
 def submit_environment(environment: Mapping[str, str], flags: Sequence[SbatchFlag]) -> dict[str, str]:
     """What a job inherits: the user's environment, without the job that this process may be in, and without ranks."""
-    from launcher.agent.allocation import VARIABLES
-    from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES
+    from launcher.agent.scheduler import outside
 
     said = {flag.flag for flag in flags}
-    dropped = (TORCHRUN_NAMES | LAUNCH_NAMES | set(VARIABLES)) - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     return {
         name: value
-        for name, value in environment.items()
-        if name not in dropped
-        and not name.startswith(_RANKS)
-        and (not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "SALLOC_")) or name == "SLURM_CONF")
-        and (not name.startswith("SBATCH_") or _PASSED_ON.get(name, "") not in ("", *said))
+        for name, value in outside(environment).items()
+        if not name.startswith("SBATCH_") or _PASSED_ON.get(name, "") not in ("", *said)
     }
 
 

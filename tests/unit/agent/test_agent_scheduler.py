@@ -158,3 +158,11 @@ def test_nodes_that_are_down() -> None:
     """Once for each partition; `down*` has not answered for long."""
     text = "n1 idle\nn2 down*\nn2 down*\nn3 draining\nn4 down\nn5 failing\nn6 idle*\n\nsinfo: odd line\n"
     assert scheduler.read_down(text) == ("n2", "n4", "n5")
+
+
+def test_a_submission_from_inside_a_job_takes_nothing_of_the_job_along_and_every_setting() -> None:
+    settings = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "OMPI_MCA_btl": "tcp", "MPI_HOME": "/opt/mpi"}
+    settings |= {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO"}
+    job = {"SLURM_JOB_ID": "1", "SALLOC_NTASKS": "2", "PMIX_RANK": "0", "OMPI_COMM_WORLD_RANK": "0", "RANK": "0"}
+    job |= {"MPI_LOCALRANKID": "0", "TORCHELASTIC_RUN_ID": "x", "LAUNCH_HEAD": "n1:5", "LAUNCH_ATTEMPT": "3"}
+    assert scheduler.outside({**settings, **job}) == settings
