@@ -22,8 +22,9 @@ LIMIT_OF_DRY_RUN_S = 0.8
 REPORT = """
 import json, os, sys
 out = os.path.join(os.environ["LAUNCH_RUN_DIR"], f"rank-{os.environ['RANK']}.json")
-with open(out, "w") as file:
+with open(out + ".tmp", "w") as file:
     json.dump({"argv": sys.argv[1:], "env": dict(os.environ), "cpus": len(os.sched_getaffinity(0))}, file)
+os.rename(out + ".tmp", out)  # whoever waits for it finds all of it
 """
 ODD = ["a b", "it's", '72" tall', '--x={"a":[1]}', "$HOME", "*", "", "two\nlines", "grün", "-v", "k=v", "%j"]
 
