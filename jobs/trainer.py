@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
@@ -101,8 +101,6 @@ class Trainer:
         """Whether the state of this moment is on disk."""
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         self._lr = 0.0
-        self._pending: tuple[Tensor, int, dict[str, float]] | None = None
-        """The loss of the last step on this rank, its samples, and its metrics; all ranks hear of it one step later."""
         self._rate = Rate()
 
     @property
@@ -137,7 +135,6 @@ class Trainer:
         while not stop and self._boundary() and self.progress.step < self._calendar.total_steps:
             stop = self._step()
         if not self.finished or stop:
-            self._settle()
             self._save()
 
     def _rehearse(self) -> None:
@@ -162,29 +159,33 @@ class Trainer:
         step, calendar = self.progress.step, self._calendar
         wants_eval = self._parts.evaluation is not None and calendar.is_due(calendar.eval_every, step)
         wants_save = calendar.is_due(calendar.save_every, step)
-        if wants_eval and self.progress.metrics is None and (self._settle() or not self._evaluate()):
+        if wants_eval and self.progress.metrics is None and not self._evaluate():
             return False
-        if wants_save and not self._saved:
-            self._settle()
+        if wants_save:
             self._save()
         return True
 
     def _step(self) -> bool:
-        """One update of the weights. Returns whether a stop was agreed on, by all ranks after the same step."""
+        """One update of the weights. Returns whether a stop was agreed on, by all ranks after the same step.
+
+        All ranks hear the loss of this step before any of them changes its weights: a step that is complete on one rank
+        is known there with all that is recorded of it, whoever dies then.
+        """
         share = self._parts.sampler.share(self.progress.samples_seen)
-        self._send()
-        loss = self._update(share)
-        agreed = self._receive()
+        self._gradients(share)
+        agreed = self._agreement.receive()
+        self._parts.optimizer.step()
+        self._parts.optimizer.zero_grad(set_to_none=True)
         step, seen = self.progress.step + 1, self.progress.samples_seen + share.global_count
         self.progress = Progress(step=step, samples_seen=seen)
         self._saved = False
-        self._pending = (loss, share.local_count, {"samples_seen": seen, "train/lr": self._lr})
         self._rate.add(share.global_count)
         self.samples_trained += share.global_count
-        return agreed
+        self._record(agreed.sums[0] / agreed.sums[1], {"samples_seen": seen, "train/lr": self._lr})
+        return agreed.stop
 
-    def _update(self, share: Share) -> Tensor:
-        """Forward, backward, optimizer. Returns the summed loss of this rank."""
+    def _gradients(self, share: Share) -> None:
+        """Forward and backward; the loss of this rank is on its way to the others when the last backward begins."""
         parts = self._parts
         self._seed()
         self._set_lr()
@@ -197,11 +198,10 @@ class Trainer:
                 with self._precision():
                     outputs = parts.wrapped(inputs.to(parts.device, non_blocking=True))
                 loss = loss_sum(outputs, targets.to(parts.device, non_blocking=True))
+                total += loss.detach()
+                if index == last:
+                    self._agreement.send(total.item() if share.local_count else 0.0, share.local_count)
                 torch.autograd.backward(loss * scale)
-            total += loss.detach()
-        parts.optimizer.step()
-        parts.optimizer.zero_grad(set_to_none=True)
-        return total if share.local_count else torch.zeros(())
 
     def _seed(self) -> None:
         """Random draws of a step (dropout) depend on the step and the rank, not on what was drawn before."""
@@ -223,25 +223,8 @@ class Trainer:
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._parts.device.type, torch.bfloat16) if self._parts.bf16 else nullcontext()
 
-    def _send(self) -> None:
-        loss, count, _ = self._pending or (torch.zeros(()), 0, {})
-        self._agreement.send(loss.item(), count)
-
-    def _receive(self) -> bool:
-        agreed = self._agreement.receive()
-        if self._pending is not None:
-            loss = agreed.sums[0] / agreed.sums[1]
-            self._record(loss, self._pending[2])
-            self._pending = None
-        return agreed.stop
-
-    def _settle(self) -> bool:
-        """Hear of the last step now. Returns whether a stop was agreed on."""
-        self._send()
-        return self._receive()
-
     def _record(self, loss: float, values: dict[str, float]) -> None:
-        """Note the last step, which all ranks now know."""
+        """Note a step, which all ranks know."""
         step = self.progress.step
         if not math.isfinite(loss):
             raise FloatingPointError(

@@ -46,7 +46,7 @@ class TorchrunWorkers(Workers):
 
     def _begin(self, order: Attempt) -> None:
         """Start torchrun. Its workers come by themselves, or do not: it may have to wait for other nodes."""
-        self._orders = {rank: (_without_theirs(start), out, err) for rank, (start, out, err) in self._prepared.items()}
+        self._orders = {rank: (_without_theirs(start), fds) for rank, (start, fds) in self._prepared.items()}
         self._relays: dict[int, socket.socket] = {}
         self._words = LastWords()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -60,7 +60,7 @@ class TorchrunWorkers(Workers):
         self._streams = Streams(self._loop)
         for fd, is_stderr in ((out_read, False), (err_read, True)):
             self._watch(fd, is_stderr=is_stderr)
-        self._send(start, out_write, err_write)
+        self._send(start, (out_write, err_write))
 
     def _torchrun(self, order: Attempt, relay: str) -> zygote.WorkerStart:
         """The plan's torchrun line of this node, with a relay in place of the script."""
@@ -131,11 +131,11 @@ class TorchrunWorkers(Workers):
             self._let_go(connection)
             return
         self._relays[local_rank] = connection
-        start, out, err = self._orders.pop(local_rank)
+        start, fds = self._orders.pop(local_rank)
         with contextlib.suppress(ConnectionError):  # its end is about to be heard
-            zygote.send_start(connection, start, out, err)
-        os.close(out)
-        os.close(err)
+            zygote.send_start(connection, start, fds)
+        for fd in fds:
+            os.close(fd)
 
     def _relay_ended(self, connection: socket.socket) -> None:
         """It was killed, and its worker with it; or both have ended in order, and were let go."""
@@ -205,9 +205,9 @@ class TorchrunWorkers(Workers):
         self._relays.clear()
         for worker in self._workers.values():
             self._give_up(worker, KILLED)
-        for _, out, err in self._orders.values():
-            os.close(out)
-            os.close(err)
+        for _, fds in self._orders.values():
+            for fd in fds:
+                os.close(fd)
         self._orders.clear()
         if self._torchrun_pid:
             self._torchrun_ended(KILLED)

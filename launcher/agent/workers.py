@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from launcher.agent.progress import TELL_EVERY_S, StepClock
 from launcher.placeholders import attempt_argv
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
+from launcher.runs.clock import FD_VARIABLE, StepPage
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
@@ -40,6 +41,8 @@ class Attempt:
     master_port: int
     newest: str | None = None
     """The checkpoint that the plan's `resume_newest` has found."""
+    members: tuple[int, ...] | None = None
+    """The nodes that take part, by their index in the plan, in the order of their ranks. None = all of them."""
 
 
 @dataclass(kw_only=True)
@@ -52,6 +55,8 @@ class Worker:
     error_file: Path
     file: LineFile
     streams: Streams
+    page: StepPage
+    """Where it marks its steps."""
     pid: int = 0
     exit_code: int | None = None
     words: LastWords = field(default_factory=LastWords)
@@ -76,8 +81,8 @@ class Workers:
         self._plan, self._run, self._node, self._loop, self._events = plan, run, node, loop, events
         self._console = LineFile(run.console)
         self._workers: dict[int, Worker] = {}
-        self._prepared: dict[int, tuple[zygote.WorkerStart, int, int]] = {}
-        """What to start by local rank, with the ends of its two pipes."""
+        self._prepared: dict[int, tuple[zygote.WorkerStart, tuple[int, ...]]] = {}
+        """What to start by local rank, with the descriptors that it gets."""
         self._attempt = 0
         self._empty = True
         self._stopping = False
@@ -91,6 +96,8 @@ class Workers:
     def start(self, order: Attempt) -> dict[int, int]:
         """Start one worker per local rank; return their pids by local rank."""
         self._attempt, self._empty, self._killing, self._showing_stacks = order.attempt, False, False, False
+        for worker in self._workers.values():
+            worker.page.close()
         self._workers, self._prepared = {}, {}
         pattern = self._plan.worker.progress_log
         self._clock = StepClock(pattern, self._tell_step) if self._node == 0 and pattern is not None else None
@@ -101,8 +108,8 @@ class Workers:
 
     def _begin(self, order: Attempt) -> None:
         """Start what was prepared, and wait until it is there."""
-        for start, out, err in self._prepared.values():
-            self._send(start, out, err)
+        for start, fds in self._prepared.values():
+            self._send(start, fds)
         self._loop.run_until(lambda: all(worker.pid for worker in self._workers.values()))
         if self._stopping:
             self.stop()
@@ -142,7 +149,8 @@ class Workers:
 
     def _prepare(self, local_rank: int, order: Attempt) -> Worker:
         plan, node = self._plan, self._plan.nodes[self._node]
-        rank = self._node * plan.nproc_per_node + local_rank
+        members = range(len(plan.nodes)) if order.members is None else order.members
+        rank = members.index(self._node) * plan.nproc_per_node + local_rank
         log = self._run.log(attempt=order.attempt, node=self._node, rank=rank)
         error_file = log.with_suffix(".error.json")
         error_file.unlink(missing_ok=True)
@@ -156,6 +164,7 @@ class Workers:
             master_port=order.master_port,
             error_file=str(error_file),
             newest=order.newest,
+            members=order.members,
         )
         work = plan.worker
         start = zygote.WorkerStart(
@@ -169,25 +178,32 @@ class Workers:
             module_folder=self._module_folder() if work.kind == "script" and work.module is not None else None,
             argv=attempt_argv(work.argv, work.resume_argv, attempt=order.attempt, newest=order.newest),
             python=None if plan.forks_workers else work.python,
+            inherits=(FD_VARIABLE,),
         )
         file = LineFile(log)
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
         worker = Worker(
-            local_rank=local_rank, rank=rank, log=log, error_file=error_file, file=file, streams=Streams(self._loop)
+            local_rank=local_rank,
+            rank=rank,
+            log=log,
+            error_file=error_file,
+            file=file,
+            streams=Streams(self._loop),
+            page=StepPage.create(),
         )
         for fd, is_stderr in ((out_read, False), (err_read, True)):
             self._watch_stream(worker, fd, is_stderr=is_stderr)
-        self._prepared[local_rank] = (start, out_write, err_write)
+        self._prepared[local_rank] = (start, (out_write, err_write, os.dup(worker.page.fd)))
         return worker
 
-    def _send(self, start: zygote.WorkerStart, out: int, err: int) -> None:
+    def _send(self, start: zygote.WorkerStart, fds: Sequence[int]) -> None:
         try:
             # To a zygote that has died: its end is about to be heard, and fails this worker.
             with contextlib.suppress(ConnectionError):
-                zygote.send_start(self._zygote, start, out, err)
+                zygote.send_start(self._zygote, start, fds)
         finally:
-            os.close(out)
-            os.close(err)
+            for fd in fds:
+                os.close(fd)
 
     def _module_folder(self) -> str:
         """Where a module of the user's is found: in the copy of his code, where there is one."""

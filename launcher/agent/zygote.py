@@ -5,7 +5,7 @@ another thread, or an OpenMP pool, would be dead in every child. When the agent 
 the end of its socket, kills what it started, and ends too.
 
 Messages (one datagram each, SOCK_SEQPACKET):
-    agent -> zygote   {"start": true} + [WorkerStart, stdout, stderr]    {"term": [pids]}    {"kill": true}
+    agent -> zygote   {"start": true} + [WorkerStart, stdout, stderr, more ...]    {"term": [pids]}    {"kill": true}
     zygote -> agent   {"started": local_rank, "pid": pid}    {"ended": pid, "status": wait status}    {"empty": true}
 """
 
@@ -32,6 +32,8 @@ from launcher import redact
 from launcher.agent import allocation, proc, scratch, wrapper
 
 _MAX_DATAGRAM_BYTES = 1 << 16
+_MAX_DESCRIPTORS = 8
+"""That come with a datagram."""
 _LOOK_AGAIN_S = 0.01
 _OTHERS_SIGNAL_S = 0.5
 """How long a TERM of SLURM may take to all processes of a step, once one of them has it."""
@@ -59,6 +61,8 @@ class WorkerStart:
     """Arguments; with neither a module nor a script a whole command, which takes the place of the forked process."""
     python: str | None
     """A fresh interpreter for the script; None = the forked process itself."""
+    inherits: tuple[str, ...] = ()
+    """Names of variables in which the worker finds further descriptors, in the order in which they are sent."""
 
     @property
     def is_job(self) -> bool:
@@ -155,7 +159,7 @@ class _Zygote:
 
     def _receive(self) -> bool:
         try:
-            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_DATAGRAM_BYTES, 3)
+            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_DATAGRAM_BYTES, _MAX_DESCRIPTORS)
         except ConnectionError:
             return False
         if not data:
@@ -186,7 +190,7 @@ class _Zygote:
                 proc.send_signal(pid, signal.SIGTERM)  # only the worker: its loader processes would not save anything
         self._to_stop.clear()
 
-    def _start(self, description: int, stdout: int, stderr: int) -> None:
+    def _start(self, description: int, *fds: int) -> None:
         start = _read_start(description)
         parent = os.getpid()
         # A stop may come before the job has its handler: TERM stays pending until `main` unblocks it.
@@ -198,9 +202,9 @@ class _Zygote:
             os.close(signal.set_wakeup_fd(-1))
             self._sock.close()
             os.close(self._signals)
-            _become_worker(start, parent, (stdout, stderr), in_step=self._in_step)
-        os.close(stdout)
-        os.close(stderr)
+            _become_worker(start, parent, fds, in_step=self._in_step)
+        for fd in fds:
+            os.close(fd)
         self._workers[pid] = time.monotonic()
         if self._in_step:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -238,9 +242,12 @@ def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int], *, in_st
         signal.signal(signum, signal.SIG_IGN)  # a warning of SLURM; whoever wants to hear it has a handler
     if not start.is_job:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    for target, fd in zip((1, 2), fds, strict=True):
+    for target, fd in zip((1, 2), fds[:2], strict=True):
         os.dup2(fd, target)
         os.close(fd)
+    for name, fd in zip(start.inherits, fds[2:], strict=True):
+        os.set_inheritable(fd, True)  # a script's own interpreter is executed
+        os.environ[name] = str(fd)
     sys.stdout, sys.stderr = _unbuffered(1), _unbuffered(2)
     wrapper.show_stacks_on_signal()
     # A traceback begins in the user's script, or in the job, not in what is around it.
@@ -291,8 +298,10 @@ def _unshare_random_state() -> None:
             torch.set_num_threads(int(threads))  # OMP_NUM_THREADS is read when torch is imported, which was long ago
 
 
-def send_start(sock: socket.socket, start: WorkerStart, stdout: int, stderr: int) -> None:
-    """Order a worker. Its description goes in a file in memory: arguments may be longer than a datagram.
+def send_start(sock: socket.socket, start: WorkerStart, fds: Sequence[int]) -> None:
+    """Order a worker, with its standard output, its standard error and what `start.inherits` names.
+
+    Its description goes in a file in memory: arguments may be longer than a datagram.
 
     Raises ConnectionError where the zygote is gone.
     """
@@ -300,14 +309,14 @@ def send_start(sock: socket.socket, start: WorkerStart, stdout: int, stderr: int
     with os.fdopen(description, "w", encoding="utf-8", errors="surrogateescape") as file:
         json.dump(asdict(start), file)
         file.flush()
-        socket.send_fds(sock, [b'{"start": true}'], [description, stdout, stderr])
+        socket.send_fds(sock, [b'{"start": true}'], [description, *fds])
 
 
 def _read_start(description: int) -> WorkerStart:
     with os.fdopen(description, encoding="utf-8", errors="surrogateescape") as file:
         file.seek(0)  # the other side has written, and the position is shared
         raw: dict[str, Any] = json.load(file)
-    tuples = {key: tuple(raw[key]) for key in ("cpus", "env_unset", "argv")}
+    tuples = {key: tuple(raw[key]) for key in ("cpus", "env_unset", "argv", "inherits")}
     return WorkerStart(**{**raw, **tuples})
 
 

@@ -66,7 +66,7 @@ def _written_down(
         recipe_source=None if loaded.source is None else str(loaded.source),
         overrides=loaded.overrides,
         recipe=document,
-        values=(*_place(loaded), *_values(document, loaded.origins, decided)),
+        values=(*_place(loaded), *_values(document, loaded, decided)),
         nodes=layout.nodes,
         nproc_per_node=layout.device.nproc_per_node,
         device=layout.device.name,
@@ -90,6 +90,7 @@ def _written_down(
         env=decided.env,
         env_unset=layout.network.unset,
         limits=_limits(recipe, facts, decided),
+        rescue=_rescues(recipe, decided),
         resumable=decided.resumable,
         agent_argv=_agent_argv(decided),
         slurm=decided.slurm,
@@ -134,11 +135,30 @@ def _limits(recipe: Recipe, facts: Facts, decided: Decisions) -> Limits:
         max_restarts=recipe.faults.max_restarts if decided.resumable else 0,
         grace_s=decided.grace_s,
         network_timeout_s=recipe.network.timeout.time_s,
+        **_hangs(recipe),
         join_timeout_s=JOIN_TIMEOUT_S,
         wall_s=None if limits.wall is None else limits.wall.time_s,
         gpu_hours=limits.gpu_hours,
         until_s=facts.until_s,
     )
+
+
+def _hangs(recipe: Recipe) -> dict[str, Any]:
+    """Limits of a hang: only where something shows that the workers get on."""
+    faults, has_clock = recipe.faults, not recipe.is_script or recipe.progress is not None
+    asked, how = faults.hang_timeout, faults.on_hang
+    return {
+        "hang_timeout_s": None if asked is None or asked == "auto" else asked.time_s,
+        "learns_hang_timeout": asked == "auto",
+        "on_hang": ("restart" if has_clock else "report") if how == "auto" else how,
+    }
+
+
+def _rescues(recipe: Recipe, decided: Decisions) -> bool:
+    """Whether the workers' state outlives some of them. A script keeps its own state."""
+    if recipe.is_script or decided.interpreters.engine.name == "torchrun":
+        return False
+    return decided.layout.device.name == "cpu" if recipe.faults.rescue == "auto" else recipe.faults.rescue
 
 
 def _place(loaded: LoadedRecipe) -> Iterator[Value]:
@@ -147,7 +167,7 @@ def _place(loaded: LoadedRecipe) -> Iterator[Value]:
         yield Value(key="on", value=loaded.on[0], origin=loaded.on[1])
 
 
-def _values(document: Mapping[str, Any], origins: Mapping[str, str], decided: Decisions) -> Iterator[Value]:
+def _values(document: Mapping[str, Any], loaded: LoadedRecipe, decided: Decisions) -> Iterator[Value]:
     """Every value of the recipe in the order of the schema; what `auto` became, and why."""
     layout, slurm = decided.layout, decided.slurm
     device, network, threads = layout.device, layout.network, layout.threads
@@ -160,6 +180,9 @@ def _values(document: Mapping[str, Any], origins: Mapping[str, str], decided: De
         "network.interface": (network.interface, network.interface_origin),
         "network.master_port": ("auto", "auto: a free port for each attempt"),
         "faults.grace": (f"{decided.grace_s:.0f}s", grace),
+        "faults.rescue": (_rescues(loaded.recipe, decided), "auto"),
+        "faults.hang_timeout": ("auto", "auto: learned from the times of the steps"),
+        "faults.on_hang": (_hangs(loaded.recipe)["on_hang"], "auto"),
     }
     if slurm is not None:
         resolved["slurm.continue"] = slurm.continue_how, f"auto: {slurm.continue_reason}"
@@ -167,7 +190,7 @@ def _values(document: Mapping[str, Any], origins: Mapping[str, str], decided: De
         if value == "auto" and key in resolved:
             yield Value(key=key, value=resolved[key][0], origin=resolved[key][1])
         else:
-            yield Value(key=key, value=value, origin=origins.get(key, "default"))
+            yield Value(key=key, value=value, origin=loaded.origins.get(key, "default"))
 
 
 def _notes(recipe: Recipe, decided: Decisions) -> Iterator[str]:

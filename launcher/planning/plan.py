@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 CODE = "code"
 """The folder of the copy of the code, in the run directory."""
 AGENT_START = str(Path(__file__).resolve().parents[1] / "agent" / "start.py")
@@ -117,6 +117,11 @@ class Limits:
     network_timeout_s: float
     join_timeout_s: float
     """How long the head agent waits for all nodes."""
+    hang_timeout_s: float | None = None
+    """Without a step for so long, the run hangs. None with `learns_hang_timeout`: learned; None without: never."""
+    learns_hang_timeout: bool = False
+    on_hang: str = "report"
+    """`report` or `restart`."""
     wall_s: float | None = None
     """Of the whole run, with workers; so are the next two."""
     gpu_hours: float | None = None
@@ -219,10 +224,14 @@ class Plan:
     limits: Limits
     resumable: bool
     """Whether a restart can go on from a checkpoint. Where it cannot, nothing is restarted."""
+    rescue: bool = False
+    """Whether the state of surviving workers is kept in memory for the next attempt."""
     agent_argv: tuple[str, ...]
     """The command that starts all agents of a local run, or one agent with `--node K` in place of `--local`."""
     slurm: SlurmPlan | None = None
     """On SLURM only."""
+    min_nodes: int | None = None
+    """With how few of `nodes` the run goes on. None: it has a fixed size."""
     prepare: tuple[str, ...] = ()
     """Lines of bash, run once where `launch` is called, before the submission."""
     internet: bool = True
@@ -247,8 +256,13 @@ class Plan:
         return posixpath.normpath(posixpath.join(code.root, posixpath.relpath(script, f"{self.run_dir}/{CODE}")))
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether it goes on with fewer nodes than it wants."""
+        return self.min_nodes is not None
+
+    @property
     def world_size(self) -> int:
-        """Number of ranks over all nodes."""
+        """Number of ranks over all nodes, when all are there."""
         return len(self.nodes) * self.nproc_per_node
 
     def to_json(self) -> str:

@@ -5,6 +5,7 @@ The agent calls `worker_env` at the start of each attempt; nothing else in the p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from launcher.planning.plan import Plan
@@ -46,7 +47,8 @@ LAUNCH_NAMES = frozenset(
         "LAUNCH_STOP_FILE",
     }
 )
-"""What a worker gets from us besides. Where they mean something, LAUNCH_ADAPTER and LAUNCH_RESUME_FROM too."""
+"""What a worker gets from us besides. Where they mean something, LAUNCH_ADAPTER, LAUNCH_RESUME_FROM, LAUNCH_MEMORY_DIR,
+LAUNCH_CONTROL_FD and LAUNCH_CLOCK_FD too (the last two are set by the agent)."""
 
 ROLE = "default"
 """torchrun's role of all workers."""
@@ -66,26 +68,32 @@ def worker_env(
     master_port: int,
     error_file: str,
     newest: str | None = None,
+    members: Sequence[int] | None = None,
+    memory_dir: str | None = None,
 ) -> dict[str, str]:
     """The variables of one worker in one attempt, to be laid over the agent's own environment.
 
     `attempt` counts from 1 over the whole run; `restarts` are those that were used up before this attempt and are
     taken off the budget that the worker sees. `newest` is what the plan's `resume_newest` has found.
+    `members` are the nodes of this attempt in the order of their ranks, None = all of the plan. `memory_dir`: where the
+    built-in job keeps states in the memory of this node.
     """
-    rank = node * plan.nproc_per_node + local_rank
+    nodes = range(len(plan.nodes)) if members is None else members
+    group_rank, world_size = nodes.index(node), len(nodes) * plan.nproc_per_node
+    rank = group_rank * plan.nproc_per_node + local_rank
     return {
         **{variable.name: variable.value for variable in plan.env},
         **_device(plan, node),
         **_tracking(plan, rank),
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
-        "GROUP_RANK": str(node),
+        "GROUP_RANK": str(group_rank),
         "ROLE_RANK": str(rank),
         "ROLE_NAME": ROLE,
-        "WORLD_SIZE": str(plan.world_size),
+        "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(plan.nproc_per_node),
-        "GROUP_WORLD_SIZE": str(len(plan.nodes)),
-        "ROLE_WORLD_SIZE": str(plan.world_size),
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "ROLE_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
@@ -103,6 +111,7 @@ def worker_env(
         "LAUNCH_NODE": str(node),
         **({"LAUNCH_ADAPTER": plan.worker.adapter} if plan.worker.adapter else {}),
         **({"LAUNCH_RESUME_FROM": newest} if newest else {}),
+        **({"LAUNCH_MEMORY_DIR": memory_dir} if memory_dir else {}),
         **({NAMES_VARIABLE: ",".join(plan.secrets)} if plan.secrets else {}),
     }
 

@@ -145,6 +145,23 @@ class FaultsSection(Section):
     """Restarts of the whole group after a crash, over the whole run. Needs something to resume from."""
     grace: Duration | Auto = "auto"
     """How long a stop may take to save and leave. auto = 30s."""
+    rescue: bool | Auto = "auto"
+    """When a rank dies, the others' newest state goes to memory, and the restart goes on from it: no step is lost.
+    auto = for recipes that train a model on CPU; on GPUs it costs one wait of the host for its gradients per step."""
+    hang_timeout: PositiveDuration | Auto | None = "auto"
+    """Without a step for so long, the run hangs: all stacks are written down and the culprit is named. auto = learned
+    from the times of its steps; evaluations, saves, the first step and the first epoch have limits of their own.
+    null = never. A script needs a step clock (`progress:` or launch_client) for auto; with a time of your own its
+    output counts as progress."""
+    on_hang: Literal["auto", "report", "restart"] = "auto"
+    """What follows a hang: `restart` ends the attempt, `report` only says it. auto = restart where there is a step
+    clock, else report."""
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss or a gradient that is not finite, decided once for all ranks before the weights change: `stop` ends the
+    run; `skip` leaves out this batch; `rollback` goes back to the newest checkpoint and leaves out the batches from
+    there to here."""
+    max_skips: PositiveInt = 10
+    """How many batches in a row `skip`, or how many rollbacks without a new checkpoint in between, before it stops."""
 
 
 class CheckpointSection(Section):
@@ -156,6 +173,12 @@ class CheckpointSection(Section):
     """How many of the newest are kept, besides the best."""
     best: Annotated[str, Field(pattern=r"^\S+ (min|max)$")] | None = None
     """The metric that decides which one is best, and its better end: `eval/accuracy max`, `eval/loss min`."""
+    asynchronous: bool = True
+    """Written in the background, while the training goes on."""
+    memory_every: PositiveLength | None = None
+    """How often the state is also copied to the memory of each node (/dev/shm), for restarts that find no survivor."""
+    max_failed_saves: NonNegativeInt = 0
+    """How many saves in a row may fail before the run ends. Each is said, loudly."""
     init_from: str | None = None
     """Weights to start from: a run, or a checkpoint folder (with a `/`, relative to this recipe). First attempt only;
     the state of a run is never taken."""

@@ -21,12 +21,12 @@ TIMED_OUT = ("Timed out waiting 3000ms", "Application timeout caused pair closur
 DIE_AT = """
 import os, signal
 import jobs.trainer
-inner = jobs.trainer.Trainer._update
+inner = jobs.trainer.Trainer._gradients
 def update(trainer, share):
     if trainer.progress.step + 1 == int(os.environ.get("DIE_AT", "0")):
         os.kill(os.getpid(), signal.SIGKILL)
     return inner(trainer, share)
-jobs.trainer.Trainer._update = update
+jobs.trainer.Trainer._gradients = update
 """
 
 RESHARD = """

@@ -21,14 +21,14 @@ CRASH = """
 import os, signal, time
 import jobs.trainer
 from pathlib import Path
-inner = jobs.trainer.Trainer._update
+inner = jobs.trainer.Trainer._gradients
 
 def sent():
     notes = (Path(os.environ["LAUNCH_RUN_DIR"]) / "tracking").glob("*.sent")
     return max((int(note.read_text().split()[0]) for note in notes if note.stat().st_size), default=0)
 
 def update(trainer, share):
-    if trainer.progress.step == 213 and os.environ["LAUNCH_ATTEMPT"] == "1":
+    if trainer.progress.step == 212 and os.environ["LAUNCH_ATTEMPT"] == "1":
         trainer._parts.report.flush()
         end = time.monotonic() + 60
         while sent() < 212 and time.monotonic() < end:
@@ -36,7 +36,7 @@ def update(trainer, share):
         os.kill(os.getpid(), signal.SIGKILL)
     return inner(trainer, share)
 
-jobs.trainer.Trainer._update = update
+jobs.trainer.Trainer._gradients = update
 """
 
 

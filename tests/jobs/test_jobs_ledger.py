@@ -41,7 +41,7 @@ class Source:
 def numbered(): return Source()
 
 now = {{"step": None}}
-inner = jobs.trainer.Trainer._update
+inner = jobs.trainer.Trainer._gradients
 
 def update(trainer, share):
     now["step"] = trainer.progress.step + 1
@@ -51,7 +51,7 @@ def update(trainer, share):
     now["step"] = None
     return result
 
-jobs.trainer.Trainer._update = update
+jobs.trainer.Trainer._gradients = update
 
 def saw(module, inputs):
     if now["step"] is not None and type(module).__name__ == "DistributedDataParallel":

@@ -130,12 +130,12 @@ def test_a_job_that_never_began_left_its_words_or_none(runs_dir: Path) -> None:
 def test_a_plan_of_another_version_is_refused(runs_dir: Path) -> None:
     run = values.create(runs_dir)
     run.plan.write_text('{"version": 99}')
-    with pytest.raises(Refused, match="plan version 99 is not 3") as refused:
+    with pytest.raises(Refused, match="plan version 99 is not 4") as refused:
         read_plan(run)
     assert f"launch {run.resolved}" in refused.value.problems[0].hint
 
 
-@pytest.mark.parametrize("content", [b"", b'{"version": 3', b"[]", b"null", b"\xff", b'{"version": 3}'])
+@pytest.mark.parametrize("content", [b"", b'{"version": 4', b"[]", b"null", b"\xff", b'{"version": 4}'])
 def test_a_damaged_plan_is_refused(runs_dir: Path, content: bytes) -> None:
     run = values.create(runs_dir)
     run.plan.write_bytes(content)
