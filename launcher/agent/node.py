@@ -109,7 +109,7 @@ class NodeAgent:
             self._loop.run_until(lambda: bool(self._orders))
             order = self._orders.popleft()
             if order["type"] == "start":
-                return Attempt(**{key: order[key] for key in Attempt.__dataclass_fields__})
+                return Attempt.from_order(order)
             if order["type"] == "end":
                 return None
             self.kill_workers()

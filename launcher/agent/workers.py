@@ -44,6 +44,13 @@ class Attempt:
     members: tuple[int, ...] | None = None
     """The nodes that take part, by their index in the plan, in the order of their ranks. None = all of them."""
 
+    @classmethod
+    def from_order(cls, order: Mapping[str, Any]) -> Attempt:
+        """What the head's `start` says."""
+        known = {name: order[name] for name in cls.__dataclass_fields__ if name in order}
+        members = known.get("members")
+        return cls(**{**known, "members": None if members is None else tuple(members)})
+
 
 @dataclass(kw_only=True)
 class Worker:

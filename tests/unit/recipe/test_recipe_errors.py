@@ -75,7 +75,7 @@ def test_all_mistakes_are_listed_at_once_by_line(load: Load) -> None:
         ("slurm: {tme: 4}", "7:9", "unknown key 'tme' in slurm", "did you mean 'time'?"),
         ("resources: {timeout: 5m}", "7:13", "unknown key 'timeout' in resources", "belongs under network"),
         ("tracking: {wandb: {modus: auto}}", "7:20", "unknown key 'modus' in tracking.wandb", "did you mean 'mode'?"),
-        ("faults: {zzz: 1}", "7:10", "unknown key 'zzz' in faults", "valid names: grace, hang_timeout"),
+        ("faults: {zzz: 1}", "7:10", "unknown key 'zzz' in faults", "valid names: grace, hang_timeout, max_restarts, max_skips, on_hang, on_nan, rescue"),
         ("parallelism: {name: ddp}", "7:15", "parallelism.name: `ddp` has no such option",
          "did you mean 'strategy'?"),
     ],
