@@ -246,6 +246,7 @@ class Checkpoints:
             "attempt": self._attempt,
             "step": progress.step,
             "samples_seen": progress.samples_seen,
+            "left_out": progress.left_out.to_record(),
             "world_size": dist.get_world_size(),
             "optimizer": state.numbers(),
             "scaler": None,

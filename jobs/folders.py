@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jobs.finite import LeftOut, read_left_out
 from jobs.manifest import STATE, BrokenError, read_manifest, verify
 from jobs.state import CheckpointError
 
@@ -20,10 +21,12 @@ class Progress:
     """Where a training stands, beside its tensors."""
 
     step: int = 0
-    """Optimizer updates done."""
+    """Optimizer updates done, with those that were left out."""
     samples_seen: int = 0
     metrics: Mapping[str, float] | None = None
     """Of the evaluation at this step; None where it was not evaluated."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Steps whose batches were not trained on."""
 
 
 def named(folder: Path) -> list[str]:
@@ -68,7 +71,12 @@ def read_state(path: Path) -> dict[str, Any]:
 def progress_of(path: Path) -> Progress:
     """Where the training stood."""
     state = read_state(path)
-    return Progress(step=state["step"], samples_seen=state["samples_seen"], metrics=read_manifest(path).metrics)
+    return Progress(
+        step=state["step"],
+        samples_seen=state["samples_seen"],
+        metrics=read_manifest(path).metrics,
+        left_out=read_left_out(state.get("left_out")),
+    )
 
 
 def plain_json(content: Mapping[str, Any]) -> str:

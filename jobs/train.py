@@ -30,6 +30,7 @@ from jobs.data.base import Data, Source
 from jobs.folders import read_state, resolve_init
 from jobs.job import Job, place, read_job, run_id
 from jobs.loader import Loader
+from jobs.marks import Marks
 from jobs.report import Reporter
 from jobs.sampler import Sampler, derive_seed
 from jobs.state import TrainingState, restore_model
@@ -39,6 +40,7 @@ from jobs.trainer import Calendar, Parts, Trainer
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World, check_identity, init_groups, pick_device
 from launcher.errors import ExitCode, LaunchError
+from launcher.runs.clock import Phase, StepPage
 from launcher.runs.events import read_lines
 from launcher.runs.rundir import RunDir
 from launcher.wording import count
@@ -68,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(job: Job, stop: StopRequest) -> int:
     """The order of a run."""
+    marks = Marks(StepPage.from_env())
+    marks.at(Phase.START, 0)
     world = World.from_env(os.environ)
     device = pick_device(job.device, world)
     source: Source = registry.build("dataset", job.data.name, job.data.options)
@@ -108,9 +112,14 @@ def train(job: Job, stop: StopRequest) -> int:
         group=group,
         report=Reporter(run_dir, rank=world.rank, attempt=job.attempt, resumed_from=progress.step),
         stop=stop,
+        marks=marks,
         bf16=job.train.precision == "bf16",
         calendar=calendar,
+        go_back=lambda name: checkpoints.resume(meeting.again(name), state, group),
+        on_nan=job.recipe.faults.on_nan,
+        max_skips=job.recipe.faults.max_skips,
     )
+    marks.watch_forward(net)
     trainer = Trainer(parts, progress, saved=choice.name is not None)
     already_complete = trainer.finished
     stopped = trainer.meet()
@@ -120,6 +129,7 @@ def train(job: Job, stop: StopRequest) -> int:
     gc.freeze()  # what is here now stays: no collection has to look at it again
     finished = trainer.run(stop=stopped and not already_complete)
 
+    marks.at(Phase.END, trainer.progress.step)
     weights = weights_sha256(net)
     report_end(parts, trainer, weights, previous=last_summary(run_dir) if already_complete else {})
     leave_together()
@@ -265,6 +275,7 @@ def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Chec
     return {
         "step": progress.step,
         "samples_seen": progress.samples_seen,
+        "steps_left_out": progress.left_out.count,
         "world_size": world.size,
         "weights_sha256": weights,
         "metrics": dict(progress.metrics or {}),

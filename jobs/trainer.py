@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,17 +15,22 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from jobs.agreement import Agreement
-from jobs.checkpoint import Checkpoints
+from jobs.checkpoint import Checkpoints, Choice
 from jobs.data.base import Samples
 from jobs.evaluation import evaluate
+from jobs.finite import KeptBuffers, gradient_problem, loss_message, loss_problem
 from jobs.folders import Progress
 from jobs.loader import Loader
+from jobs.marks import Marks
 from jobs.objective import loss_sum
 from jobs.report import Rate, Reporter, progress_line
 from jobs.sampler import Sampler, Share, derive_seed
 from jobs.state import TrainingState
 from jobs.stop import StopRequest
 from jobs.world import World
+from launcher.runs.clock import Phase
+
+_ADVICE = "try a lower train.optimizer.lr or a longer train.schedule.warmup"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,13 @@ class Parts:
     stop: StopRequest
     bf16: bool
     calendar: Calendar
+    go_back: Callable[[str], tuple[Choice, Progress]]
+    """Restores the newest checkpoint, on all ranks together; the argument is a name that no other call has."""
+    on_nan: str = "stop"
+    """faults.on_nan: stop, skip or rollback."""
+    max_skips: int = 1
+    marks: Marks = field(default_factory=Marks)
+    """What the agent sees of this rank."""
 
     @property
     def net(self) -> nn.Module:
@@ -99,6 +110,7 @@ class Trainer:
         self._agreement = Agreement(parts.stop)
         self._saved = saved
         """Whether the state of this moment is on disk."""
+        self._buffers = KeptBuffers(parts.net) if parts.on_nan == "skip" else None
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         self._lr = 0.0
         self._rate = Rate()
@@ -134,7 +146,9 @@ class Trainer:
         self._rate.lap()
         while not stop and self._boundary() and self.progress.step < self._calendar.total_steps:
             stop = self._step()
+            self._parts.marks.step(self.progress.step)
         if not self.finished or stop:
+            self._check_weights()
             self._save()
 
     def _rehearse(self) -> None:
@@ -159,6 +173,8 @@ class Trainer:
         step, calendar = self.progress.step, self._calendar
         wants_eval = self._parts.evaluation is not None and calendar.is_due(calendar.eval_every, step)
         wants_save = calendar.is_due(calendar.save_every, step)
+        if wants_save:
+            self._check_weights()
         if wants_eval and self.progress.metrics is None and not self._evaluate():
             return False
         if wants_save:
@@ -166,18 +182,27 @@ class Trainer:
         return True
 
     def _step(self) -> bool:
-        """One update of the weights. Returns whether a stop was agreed on, by all ranks after the same step.
+        """One update of the weights, or none where its numbers are not finite.
+
+        Returns whether a stop was agreed on, by all ranks after the same step.
 
         All ranks hear the loss of this step before any of them changes its weights: a step that is complete on one rank
         is known there with all that is recorded of it, whoever dies then.
         """
         share = self._parts.sampler.share(self.progress.samples_seen)
+        if self._buffers is not None:
+            self._buffers.keep()
         self._gradients(share)
         agreed = self._agreement.receive()
+        problem = loss_problem(agreed.sums) or gradient_problem(self._parts.net, self._any_rank)
+        if problem:
+            self._leave_out(problem, share)
+            return agreed.stop
+        self._parts.marks.work()
         self._parts.optimizer.step()
         self._parts.optimizer.zero_grad(set_to_none=True)
         step, seen = self.progress.step + 1, self.progress.samples_seen + share.global_count
-        self.progress = Progress(step=step, samples_seen=seen)
+        self.progress = Progress(step=step, samples_seen=seen, left_out=self.progress.left_out)
         self._saved = False
         self._rate.add(share.global_count)
         self.samples_trained += share.global_count
@@ -187,6 +212,7 @@ class Trainer:
     def _gradients(self, share: Share) -> None:
         """Forward and backward; the loss of this rank is on its way to the others when the last backward begins."""
         parts = self._parts
+        parts.marks.work()
         self._seed()
         self._set_lr()
         # ranks average their gradients: this makes the average the mean over all samples, whoever has how many
@@ -195,13 +221,69 @@ class Trainer:
         last = len(share.micro_batches) - 1
         for index, (inputs, targets) in enumerate(parts.loader.take(len(share.micro_batches))):
             with nullcontext() if index == last else self._no_sync():  # around the forward too, or it has no effect
+                inputs = inputs.to(parts.device, non_blocking=True)
+                parts.marks.rest()  # the strategy may wait for others; the network's own forward is work again
                 with self._precision():
-                    outputs = parts.wrapped(inputs.to(parts.device, non_blocking=True))
+                    outputs = parts.wrapped(inputs)
                 loss = loss_sum(outputs, targets.to(parts.device, non_blocking=True))
                 total += loss.detach()
                 if index == last:
-                    self._agreement.send(total.item() if share.local_count else 0.0, share.local_count)
+                    summed = total.item() if share.local_count else 0.0
+                    parts.marks.rest()
+                    self._agreement.send(*loss_message(summed, share.local_count, parts.world.rank))
                 torch.autograd.backward(loss * scale)
+
+    def _leave_out(self, problem: str, share: Share) -> None:
+        """Do what the recipe says of a step whose loss or gradients are not finite; the same on every rank."""
+        parts, before = self._parts, self.progress
+        parts.optimizer.zero_grad(set_to_none=True)
+        step, seen = before.step + 1, before.samples_seen + share.global_count
+        place = f"{problem} at step {step} (samples_seen {seen})"
+        if parts.on_nan == "stop":
+            raise FloatingPointError(f"{place}; {_ADVICE}")
+        if parts.on_nan == "rollback":
+            self._roll_back(place, problem, step, seen)
+            return
+        left_out = before.left_out.with_steps(step, step)
+        if left_out.in_a_row(step) > parts.max_skips:
+            raise FloatingPointError(
+                f"{place}, after {parts.max_skips} that were skipped in a row (faults.max_skips); {_ADVICE}"
+            )
+        assert self._buffers is not None
+        self._buffers.restore()
+        self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
+        self._saved = False
+        parts.report.event("step_skipped", step=step, reason=problem)
+        parts.report.metrics(step, {"skipped": 1, "samples_seen": seen, "train/lr": self._lr})
+        parts.report.say(f"{place}: its batch is skipped ({left_out.in_a_row(step)} in a row)")
+
+    def _roll_back(self, place: str, problem: str, step: int, seen: int) -> None:
+        """Go back to the newest checkpoint, and on with the batch after this one."""
+        parts, before = self._parts, self.progress
+        rollbacks = before.left_out.rollbacks + 1
+        if rollbacks > parts.max_skips:
+            raise FloatingPointError(
+                f"{place}, after {parts.max_skips} rollbacks without a new checkpoint (faults.max_skips); {_ADVICE}"
+            )
+        parts.report.flush()
+        choice, kept = parts.go_back(f"rollback-{step}")
+        if choice.name is None:
+            raise FloatingPointError(
+                f"{place}; there is no checkpoint to roll back to yet (checkpoint.every); {_ADVICE}"
+            )
+        left_out = dataclasses.replace(kept.left_out.with_steps(kept.step + 1, step), rollbacks=rollbacks)
+        self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
+        self._saved = False
+        parts.report.event("rolled_back", step=step, to_step=kept.step, reason=problem)
+        for each in range(kept.step + 1, step + 1):
+            parts.report.metrics(each, {"skipped": 1})
+        parts.report.say(
+            f"{place}: rolled back to {choice.name}; the batches of steps {kept.step + 1} to {step} are left out"
+        )
+        self._rate.lap()
+
+    def _any_rank(self, finding: bool) -> bool:
+        return self._agreement.now(float(finding)).sums[0] > 0
 
     def _seed(self) -> None:
         """Random draws of a step (dropout) depend on the step and the rank, not on what was drawn before."""
@@ -226,11 +308,6 @@ class Trainer:
     def _record(self, loss: float, values: dict[str, float]) -> None:
         """Note a step, which all ranks know."""
         step = self.progress.step
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"loss is {loss} at step {step} (samples_seen {values['samples_seen']}); "
-                f"try a lower train.optimizer.lr or a longer train.schedule.warmup"
-            )
         calendar, rate = self._calendar, self._rate.now()
         left_s = (calendar.total_steps - step) * self._parts.sampler.global_batch_size / max(rate, 1e-9)
         speed = {"samples_per_s": round(rate, 1), "eta_s": round(left_s, 1)}
@@ -253,7 +330,7 @@ class Trainer:
         parts = self._parts
         assert parts.evaluation is not None
         parts.report.flush()
-        with self._timed("eval_s") as timer:
+        with self._timed("eval_s") as timer, parts.marks.during(Phase.EVAL, self.progress.step):
             metrics = evaluate(
                 parts.net,
                 parts.evaluation,
@@ -261,6 +338,7 @@ class Trainer:
                 device=parts.device,
                 agreement=self._agreement,
                 precision=self._precision(),
+                on_batch=lambda: parts.marks.at(Phase.EVAL, self.progress.step),
             )
         if metrics is None:
             return False
@@ -278,10 +356,12 @@ class Trainer:
         parts = self._parts
         if self._saved:
             return
-        self._check_weights()
+        left_out = self.progress.left_out
+        if left_out.rollbacks and not left_out.in_a_row(self.progress.step):
+            self.progress = dataclasses.replace(self.progress, left_out=dataclasses.replace(left_out, rollbacks=0))
         parts.report.flush()
         self.meet()  # whoever does not come is missed after `network.timeout`; the save itself may take longer
-        with self._timed("save_s") as timer:
+        with self._timed("save_s") as timer, parts.marks.during(Phase.SAVE, self.progress.step):
             saved = parts.checkpoints.save(parts.state, self.progress, parts.group)
         self._saved = True
         parts.report.event(
@@ -294,10 +374,17 @@ class Trainer:
         )
 
     def _check_weights(self) -> None:
-        """A checkpoint that cannot be trained from is worse than none: it would be resumed for ever."""
+        """Before a save: a checkpoint that cannot be trained from is worse than none, it would be resumed for ever."""
+        if self._saved:
+            return
+        step, seen = self.progress.step, self.progress.samples_seen
         for name, tensor in self._parts.net.state_dict().items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise FloatingPointError(f"weights of {name} are not finite at step {self.progress.step}")
+                problem = f"weights of {name} are not finite"
+                if self._parts.on_nan != "rollback":
+                    raise FloatingPointError(f"{problem} at step {step}")
+                self._roll_back(f"{problem} at step {step} (samples_seen {seen})", problem, step, seen)
+                return
 
     @contextmanager
     def _timed(self, field: str) -> Iterator[Callable[[], float]]:

@@ -71,6 +71,10 @@ class Meeting:
         store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=LONG_S))))
         return cls(PrefixStore(f"{prefix}/meeting", store), world), PrefixStore(f"{prefix}/group", store)
 
+    def again(self, name: str) -> Meeting:
+        """A meeting of the same ranks with words of its own: what was agreed on before is not taken for an answer."""
+        return Meeting(PrefixStore(name, self._store), self.world, timeout_s=self._timeout_s)
+
     def gather(self, what: str, function: Callable[[], T]) -> list[T]:
         """Call the function on every rank and return all results (JSON values), in the order of the ranks."""
         own = self._outcome(function)

@@ -41,8 +41,10 @@ worker, rank 0:
     training_started {attempt, step, resumed_from, rejected: [{name, problem}], init_from, total_steps, steps_per_epoch,
                       world_size, accumulate} ·
     checkpoint_saved {attempt, step, path, time_s, size_bytes, best} · evaluated {attempt, step, time_s} ·
-    summary {attempt, step, samples_seen, world_size, weights_sha256, metrics, times: {train_s, eval_s, save_s},
-             samples_per_s, checkpoint, checkpoint_verified}
+    step_skipped {attempt, step, reason}, its batch did not change the weights ·
+    rolled_back {attempt, step, to_step, reason}, of the steps after to_step up to this one none counts ·
+    summary {attempt, step, samples_seen, steps_left_out, world_size, weights_sha256, metrics,
+             times: {train_s, eval_s, save_s}, samples_per_s, checkpoint, checkpoint_verified}
 tracking, the process that copies metrics.jsonl to W&B and TensorBoard:
     tracking {attempt, wandb: {mode, reason, id, dir, url, sync}, tensorboard: {dir}}
 
