@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -25,6 +26,7 @@ def evaluate(
     device: torch.device,
     agreement: Agreement,
     precision: AbstractContextManager[object],
+    on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float] | None:
     """Mean loss and accuracy over all ranks, as exact sums; None where some rank was told to stop meanwhile."""
     fetch = Fetch(samples, seed=0)
@@ -34,6 +36,7 @@ def evaluate(
     with torch.inference_mode(), precision:
         # every rank goes round as often as rank 0, which has the most: each round is an agreement
         for start in range(0, -(-len(samples) // world.size), BATCH):
+            on_batch()
             agreement.send()
             indices = mine[start : start + BATCH]
             if len(indices):
