@@ -150,7 +150,7 @@ def run(
     *,
     args: Sequence[str] = (),
     overrides: Sequence[str] | Mapping[str, object] = (),
-    nodes: int | None = None,
+    nodes: int | str | None = None,
     nproc_per_node: int | None = None,
     name: str | None = None,
     on: str | None = None,
@@ -166,7 +166,7 @@ def run(
         target: A recipe (`recipe.yaml`) or a script (`train.py`).
         args: Arguments of the script.
         overrides: `["train.until=300 steps"]`, as on the command line, or `{"train.until": "300 steps"}`.
-        nodes: Number of nodes.
+        nodes: Number of nodes; `"1:4"`: goes on with as few as one when others are lost.
         nproc_per_node: Workers per node.
         name: First part of the run id.
         on: Where to run.

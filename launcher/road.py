@@ -40,7 +40,8 @@ class Request:
     """A recipe, or a script."""
     overrides: tuple[str, ...] = ()
     script_args: tuple[str, ...] = ()
-    nodes: int | None = None
+    nodes: int | str | None = None
+    """`2`, or `1:4`."""
     nproc_per_node: int | None = None
     where: str | None = None
     name: str | None = None
@@ -240,7 +241,7 @@ def load_target(request: Request, place: Whereto) -> LoadedRecipe:
 
 
 def recipe_flags(
-    *, nodes: int | None = None, name: str | None = None, nproc_per_node: int | None = None
+    *, nodes: int | str | None = None, name: str | None = None, nproc_per_node: int | None = None
 ) -> dict[str, tuple[str, object]]:
     """Options as the loader takes them."""
     return {

@@ -11,6 +11,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def between(least: int | None, most: int, noun: str) -> str:
+    """`4 nodes`, or `1 to 4 nodes` where fewer will do."""
+    return count(most, noun) if least is None or least == most else f"{least} to {count(most, noun)}"
+
+
 def ranges(numbers: Iterable[int], separator: str = ",") -> str:
     """`0-3,8` for 0, 1, 2, 3, 8."""
     runs: list[list[int]] = []

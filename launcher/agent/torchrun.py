@@ -65,9 +65,10 @@ class TorchrunWorkers(Workers):
     def _torchrun(self, order: Attempt, relay: str) -> zygote.WorkerStart:
         """The plan's torchrun line of this node, with a relay in place of the script."""
         plan, python = self._plan, self._plan.worker.python
+        members = range(len(plan.nodes)) if order.members is None else order.members
         command = [
             *(python, "-P", "-m", "torch.distributed.run"),
-            *("--nnodes", str(len(plan.nodes)), "--node-rank", str(self._node)),
+            *("--nnodes", str(len(members)), "--node-rank", str(members.index(self._node))),
             *("--nproc-per-node", str(plan.nproc_per_node)),
             *("--master-addr", order.master_addr, "--master-port", str(order.master_port)),
             *("--max-restarts", "0"),

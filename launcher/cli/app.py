@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from launcher.cli.failures import guarded
+from launcher.cli.types import NODES
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("launcher.cli.recipes:check", "Validate recipes, start nothing."),
@@ -102,7 +103,7 @@ def app() -> None:
 @click.command(name=_DEFAULT, cls=LaunchCommand)
 @click.argument("target", metavar="RECIPE|SCRIPT.py")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes.")
+@click.option("--nodes", type=NODES, metavar="N|MIN:MAX", help="Number of nodes; 1:4 goes on with fewer.")
 @click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Workers per node.")
 @click.option(
     "--on", "where", metavar="WHERE", help="Where to run: local, slurm, here (this allocation), or a profile."

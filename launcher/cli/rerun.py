@@ -6,11 +6,13 @@ from typing import Any
 
 import click
 
+from launcher.cli.types import NODES
+
 
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes.")
+@click.option("--nodes", type=NODES, metavar="N|MIN:MAX", help="Number of nodes; 1:4 goes on with fewer.")
 @click.option("--name", metavar="NAME", help="First part of the run id.")
 @click.option("--on", "where", metavar="WHERE", help="Where to run, as of `launch`. Default: where RUN ran.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, start nothing.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launcher.cli.types import NODES
 from launcher.errors import Problem, Refused
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes.")
+@click.option("--nodes", type=NODES, metavar="N|MIN:MAX", help="Number of nodes; 1:4 goes on with fewer.")
 @click.option("--on", "where", metavar="WHERE", help="Where to go on, as of `launch`. Default: where it ran.")
 @click.option(
     "--code",
@@ -58,7 +59,7 @@ class Wishes:
     """What is to be different from now on."""
 
     overrides: tuple[str, ...] = ()
-    nodes: int | None = None
+    nodes: int | str | None = None
     where: str | None = None
     choice: str | None = None
     """same, current, or None: the code has to be as it was."""

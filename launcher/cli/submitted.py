@@ -50,6 +50,7 @@ def submitted_fields(plan: Plan, ref: JobRef, seen: Observation) -> dict[str, An
         "chain": [ref.ident, *ref.following] if ref.following else [],
         "partition": plan.slurm.partition or None,
         "nodes": len(plan.nodes),
+        "min_nodes": plan.min_nodes,
         "time_s": plan.slurm.time_s,
         "continue": plan.slurm.continue_how,
         "state": seen.state,
@@ -75,9 +76,9 @@ def job_rows(plan: Plan, path: Path, *, cwd: Path, free_bytes: int) -> Iterator[
     assert plan.slurm is not None
     slurm = plan.slurm
     gives = [count(slurm.cpus_per_node, "CPU"), *([count(slurm.gpus_per_node, "GPU")] if slurm.gpus_per_node else [])]
-    nodes = f"{count(len(plan.nodes), 'node')} with {' and '.join(gives)} each"
+    nodes = f"{plan.nodes_text} with {' and '.join(gives)} each"
     where = f"partition {slurm.partition}" if slurm.partition else "the default partition"
-    yield "where", f"{where}: {nodes}; {count(plan.world_size, 'rank')} on {plan.device}"
+    yield "where", f"{where}: {nodes}; {plan.ranks_text} on {plan.device}"
     setup = f", after {count(len(plan.setup), 'line')} of setup" if plan.setup else ""
     yield "runs", f"{plan.worker.python}{setup}; in {plan.worker.cwd}"
     shown = f"./{path.relative_to(cwd)}" if path.is_relative_to(cwd) else str(path)

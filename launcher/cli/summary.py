@@ -10,7 +10,7 @@ from launcher.errors import ExitCode
 from launcher.runs.report import exit_text, failure_page, newest_saved, total_time_s
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
-from launcher.wording import count, duration
+from launcher.wording import duration
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
@@ -79,12 +79,12 @@ def _headline(record: RunRecord, result: Mapping[str, Any]) -> str:
 
 
 def _shape(plan: Plan) -> str:
-    nodes = count(len(plan.nodes), "node")
+    nodes = plan.nodes_text
     if plan.executor == "local" and len(plan.nodes) > 1:
         together = "both" if len(plan.nodes) == 2 else "all"
         nodes += f" ({together} on this machine: {len(plan.nodes)} agents)"
     over = "" if plan.interface == "auto" else f" over {plan.interface}"  # of nodes that were not known
-    return f"{nodes}   {count(plan.world_size, 'rank')}   {plan.device}, {plan.backend}{over}"
+    return f"{nodes}   {plan.ranks_text}   {plan.device}, {plan.backend}{over}"
 
 
 def _progress(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:

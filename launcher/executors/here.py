@@ -29,9 +29,9 @@ class HereExecutor(LocalExecutor):
         allocation = allocation_of(os.environ)
         assert allocation is not None
         problems = []
-        if len(plan.nodes) > allocation.nodes:
+        if (least := plan.min_nodes or len(plan.nodes)) > allocation.nodes:
             message = (
-                f"{count(len(plan.nodes), 'node')} are asked for, but job {allocation.job} has "
+                f"{count(least, 'node')} are asked for, but job {allocation.job} has "
                 f"{count(allocation.nodes, 'node')} ({allocation.nodelist})"
             )
             hint = f"--nodes {allocation.nodes} or fewer, or --on slurm for a job of its own"

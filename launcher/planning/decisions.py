@@ -22,6 +22,7 @@ from launcher.planning.topology import (
     Remarks,
     Threads,
     check_batch,
+    check_elastic,
     check_strategy,
     choose_device,
     choose_threads,
@@ -106,6 +107,7 @@ def decide(
     layout = _lay_out(loaded, facts, executor, remarks)
     paths = _paths(loaded, facts, run_id=run_id, runs_dir=runs_dir)
     resumable = not recipe.is_script or recipe.resume is not None
+    check_elastic(recipe, remarks, resumable=resumable)
     slurm, grace_s = None, GRACE_S if recipe.faults.grace == "auto" else recipe.faults.grace.time_s
     if layout.shape is not None:
         job = Job(
@@ -163,8 +165,8 @@ def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks
     recipe, on_slurm = loaded.recipe, executor in ON_SLURM
     shape = shape_nodes(recipe, facts, remarks, inside=executor == "here") if on_slurm else None
     device = choose_device(recipe, facts, remarks) if shape is None else shape.device
-    world_size = recipe.resources.nodes * device.nproc_per_node
-    check_batch(recipe, world_size, remarks)
+    world_size = recipe.resources.max_nodes * device.nproc_per_node
+    check_batch(recipe, device.nproc_per_node, remarks)
     check_strategy(recipe, world_size, remarks)
     if shape is None:
         of_machine, num_workers = facts, world_size

@@ -94,6 +94,7 @@ def _written_down(
         resumable=decided.resumable,
         agent_argv=_agent_argv(decided),
         slurm=decided.slurm,
+        min_nodes=recipe.resources.min_nodes if recipe.resources.is_elastic else None,
         prepare=recipe.prepare,
         internet=recipe.internet,
         scratch=recipe.scratch,
@@ -194,10 +195,18 @@ def _values(document: Mapping[str, Any], loaded: LoadedRecipe, decided: Decision
 
 
 def _notes(recipe: Recipe, decided: Decisions) -> Iterator[str]:
-    nodes, device, engine = recipe.resources.nodes, decided.layout.device, decided.interpreters.engine
+    resources, device, engine = recipe.resources, decided.layout.device, decided.interpreters.engine
+    nodes = resources.max_nodes
     if decided.slurm is None and nodes > 1:
         yield f"{nodes} nodes on this machine: {nodes} agents"
-    if recipe.resources.device == "auto":
+    if resources.is_elastic:
+        yield (
+            f"{resources.nodes} nodes: goes on with {resources.min_nodes} or more when others are lost, and takes them "
+            f"in again; the lines to run it by hand have a fixed size, all {nodes}"
+        )
+        if "{nodes}" in str(recipe.args):
+            yield f"args: {{nodes}} is {nodes}, also while some are lost: WORLD_SIZE says how many ranks there are"
+    if resources.device == "auto":
         yield f"device {device.name}: {device.reason}"
     if engine.reason:
         yield engine.reason

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.wording import between
+
 PLAN_VERSION = 4
 CODE = "code"
 """The folder of the copy of the code, in the run directory."""
@@ -264,6 +266,17 @@ class Plan:
     def world_size(self) -> int:
         """Number of ranks over all nodes, when all are there."""
         return len(self.nodes) * self.nproc_per_node
+
+    @property
+    def nodes_text(self) -> str:
+        """`2 nodes`, `1 to 4 nodes`."""
+        return between(self.min_nodes, len(self.nodes), "node")
+
+    @property
+    def ranks_text(self) -> str:
+        """`4 ranks`, `2 to 8 ranks`."""
+        least = None if self.min_nodes is None else self.min_nodes * self.nproc_per_node
+        return between(least, self.world_size, "rank")
 
     def to_json(self) -> str:
         """The plan as text; `from_json` reads it back to an equal plan."""

@@ -27,7 +27,7 @@ def placeholders_of(recipe: Recipe, run_dir: str, nproc_per_node: int) -> dict[s
     return {
         "run_dir": run_dir,
         "checkpoint_dir": f"{run_dir}/checkpoints",
-        "nodes": str(recipe.resources.nodes),
+        "nodes": str(recipe.resources.max_nodes),
         "nproc": str(nproc_per_node),
     }
 

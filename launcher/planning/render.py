@@ -93,7 +93,7 @@ def _summary(plan: Plan, facts: Facts | None) -> list[str]:
         *([("code", code_text(plan.code))] if plan.code is not None else []),
         ("in", plan.worker.cwd),
         ("where", _where(plan)),
-        ("workers", f"{plan.world_size} = {count(len(plan.nodes), 'node')} x {plan.nproc_per_node} per node"),
+        ("workers", f"{_number(plan.ranks_text)} = {plan.nodes_text} x {plan.nproc_per_node} per node"),
         ("device", f"{plan.device} ({plan.device_reason}), {plan.backend} over {plan.interface}"),
         ("record", plan.run_dir),
     ]
@@ -105,6 +105,11 @@ def _summary(plan: Plan, facts: Facts | None) -> list[str]:
         if (found := facts.interpreter) is not None:
             rows.insert(-4, ("python", f"{found.path}: Python {found.version}, torch {found.torch_version}"))
     return [f"{name:<9}{value}" for name, value in rows]
+
+
+def _number(text: str) -> str:
+    """`2 to 8 ranks` without the last word."""
+    return text.rpartition(" ")[0]
 
 
 def _program(plan: Plan) -> str:

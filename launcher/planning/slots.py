@@ -77,7 +77,7 @@ def in_slot(plan: Plan, first: Slot, slot: Slot) -> Plan:
 
 def _workers(recipe: Recipe) -> int:
     nproc = recipe.resources.nproc_per_node
-    return recipe.resources.nodes * (1 if nproc == "auto" else nproc)
+    return recipe.resources.max_nodes * (1 if nproc == "auto" else nproc)
 
 
 def _threads(recipe: Recipe) -> int:
@@ -88,4 +88,4 @@ def _threads(recipe: Recipe) -> int:
 def _gpus(recipe: Recipe, share: int) -> int:
     if recipe.resources.device == "cpu":
         return 0
-    return max(share, recipe.resources.nodes) if recipe.resources.nproc_per_node == "auto" else _workers(recipe)
+    return max(share, recipe.resources.max_nodes) if recipe.resources.nproc_per_node == "auto" else _workers(recipe)

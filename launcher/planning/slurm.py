@@ -161,15 +161,15 @@ def continue_run(recipe: Recipe, facts: Facts, job: Job, remarks: Remarks) -> Co
 
 def srun_argv(recipe: Recipe, job: Job) -> tuple[str, ...]:
     """What starts one agent on each node. Everything is said, so that no variable of the environment decides."""
-    nodes, container = recipe.resources.nodes, recipe.slurm.container
+    nodes, container, elastic = recipe.resources.max_nodes, recipe.slurm.container, recipe.resources.is_elastic
     argv = [
         "srun",
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={job.shape.cpus}",
-        "--kill-on-bad-exit=1",
-        "--wait=60",
+        # Of MIN:MAX nodes one that is lost ends neither the step nor the others.
+        *(("--no-kill", "--kill-on-bad-exit=0", "--wait=0") if elastic else ("--kill-on-bad-exit=1", "--wait=60")),
         "--mpi=none",
         "--input=none",
         f"--output={escaped(job.run_dir)}/logs/agents.log",
@@ -237,7 +237,11 @@ def _flags(recipe: Recipe, facts: Facts, job: Job, continuing: Continuing) -> It
     ):
         if value is not None:
             yield SbatchFlag(flag=flag, value=value, key=key)
-    yield SbatchFlag(flag="--nodes", value=str(recipe.resources.nodes), key="resources.nodes")
+    resources = recipe.resources
+    nodes = f"{resources.min_nodes}-{resources.max_nodes}" if resources.is_elastic else str(resources.max_nodes)
+    yield SbatchFlag(flag="--nodes", value=nodes, key="resources.nodes")
+    if resources.is_elastic:
+        yield SbatchFlag(flag="--no-kill", value="", key="plan")
     yield SbatchFlag(flag="--ntasks-per-node", value="1", key="plan")
     yield SbatchFlag(flag="--cpus-per-task", value=str(job.shape.cpus), key=cpus_key)
     in_gres = slurm.gres is not None and "gpu" in slurm.gres
@@ -350,8 +354,9 @@ def _notes(recipe: Recipe, facts: Facts, job: Job, plan: SlurmPlan) -> Iterator[
     """What a user should know of the job."""
     if job.inside:
         has = 0 if facts.allocation is None else facts.allocation.nodes
-        if has > recipe.resources.nodes:
-            yield f"{recipe.resources.nodes} of the {has} nodes of the allocation are used: --nodes {has} takes all"
+        if has > recipe.resources.max_nodes:
+            used = recipe.resources.max_nodes
+            yield f"{used} of the {has} nodes of the allocation are used: --nodes {has} takes all"
         return
     if facts.slurm is None:
         yield "there is no SLURM on this machine: partition, limits and time were not checked"

@@ -48,7 +48,7 @@ def nodes_of_job(recipe: Recipe, shape: NodeShape) -> tuple[NodePlan, ...]:
     """Nodes without names: they, and their CPUs, are bound where they are. GPUs count from 0 in what SLURM gives."""
     gpus = tuple(range(shape.device.nproc_per_node)) if shape.device.name == "cuda" else ()
     return tuple(
-        NodePlan(index=index, host="", address="", cpus=(), gpus=gpus) for index in range(recipe.resources.nodes)
+        NodePlan(index=index, host="", address="", cpus=(), gpus=gpus) for index in range(recipe.resources.max_nodes)
     )
 
 

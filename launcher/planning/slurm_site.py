@@ -42,12 +42,13 @@ def site_problems(plan: Plan, site: SlurmFacts) -> list[Problem]:
 def _limits(plan: Plan, partition: Partition) -> Iterator[Problem]:
     assert plan.slurm is not None
     name, slurm, nodes = f"the partition {partition.name}", plan.slurm, len(plan.nodes)
+    least = nodes if plan.min_nodes is None else plan.min_nodes
     if partition.state not in ("UP", ""):
         hint = "another partition, or later: `sinfo` says when"
         yield _problem(plan, "slurm.partition", f"slurm.partition: {partition.name} is {partition.state}", hint)
     most = min((most for most in (partition.nodes, partition.max_nodes) if most is not None), default=None)
-    if most is not None and nodes > most:
-        message = f"resources.nodes: {count(nodes, 'node')} asked for, but {name} gives a job at most {most:,}"
+    if most is not None and least > most:
+        message = f"resources.nodes: {count(least, 'node')} asked for, but {name} gives a job at most {most:,}"
         yield _problem(plan, "resources.nodes", message, f"--nodes {most}, or another partition")
     if nodes < partition.min_nodes:
         message = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,11 @@ from launcher.wording import count
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
     from launcher.recipe.schema import Recipe
+
+
+_LARGER = 64
+"""A batch that is so many times the one asked for is no hint."""
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Remarks:
 def choose_device(recipe: Recipe, facts: Facts, remarks: Remarks) -> Device:
     """Resolve `device` and `nproc_per_node`: cuda where every node gets a GPU, else cpu; never less than asked for."""
     resources = recipe.resources
-    nodes, num_gpus = resources.nodes, len(facts.gpus)
+    nodes, num_gpus = resources.max_nodes, len(facts.gpus)
     obstacle = _why_no_cuda(facts, nodes)
     if resources.device == "cpu" or (resources.device == "auto" and obstacle):
         nproc = 1 if resources.nproc_per_node == "auto" else resources.nproc_per_node
@@ -115,7 +121,7 @@ def choose_threads(recipe: Recipe, facts: Facts, workers: int, where: str, remar
 
 def place_nodes(recipe: Recipe, facts: Facts, device: Device, address: str, remarks: Remarks) -> tuple[NodePlan, ...]:
     """All nodes on this machine: its GPUs in order, its cores in equal parts (affinity, never a number of workers)."""
-    nodes, nproc = recipe.resources.nodes, device.nproc_per_node
+    nodes, nproc = recipe.resources.max_nodes, device.nproc_per_node
     cores = _core_parts(facts, nodes, remarks)
     indices = [gpu.index for gpu in facts.gpus] if device.name == "cuda" else []
     return tuple(
@@ -130,22 +136,53 @@ def place_nodes(recipe: Recipe, facts: Facts, device: Device, address: str, rema
     )
 
 
-def check_batch(recipe: Recipe, world_size: int, remarks: Remarks) -> None:
-    """The global batch divides by world size x accumulate, or each rank would see another number of samples."""
+def check_batch(recipe: Recipe, nproc: int, remarks: Remarks) -> None:
+    """The global batch divides by world size x accumulate, or each rank would see another number of samples.
+
+    Of MIN:MAX nodes it does so for every number of them, since any of these may be what is left.
+    """
     if recipe.data is None or recipe.train is None:
         return
-    batch, accumulate = recipe.data.global_batch_size, recipe.train.accumulate
-    parts = world_size * accumulate
-    if batch % parts == 0:
+    resources, batch, accumulate = recipe.resources, recipe.data.global_batch_size, recipe.train.accumulate
+    counts = range(resources.min_nodes, resources.max_nodes + 1)
+    unfit = [nodes for nodes in counts if batch % (nodes * nproc * accumulate)]
+    if not unfit:
         return
-    nproc = world_size // recipe.resources.nodes
-    below, above = batch // parts * parts, -(-batch // parts) * parts
+    nodes = unfit[-1]
+    parts = nodes * nproc * accumulate
+    also = f", nor with {_listed(unfit[:-1])} of {resources.nodes} nodes" if unfit[:-1] else ""
+    of_range = f", of {resources.nodes}" if resources.is_elastic else ""
     remarks.problems.append(
         Finding(
             "data.global_batch_size",
-            f"data.global_batch_size: {batch} does not divide by {parts} = world size {world_size} "
-            f"(nodes {recipe.resources.nodes} x nproc_per_node {nproc}) x train.accumulate {accumulate}",
-            f"the nearest that do: {below} or {above}" if below else f"the smallest that does: {above}",
+            f"data.global_batch_size: {batch} does not divide by {parts} = world size {nodes * nproc} "
+            f"(nodes {nodes}{of_range} x nproc_per_node {nproc}) x train.accumulate {accumulate}{also}",
+            _batch_hint(batch, [count * nproc * accumulate for count in counts], resources.nodes),
+        )
+    )
+
+
+def _batch_hint(batch: int, divisors: Sequence[int], nodes: object) -> str:
+    """The nearest batches that divide by all of these; where there is none of a size that one would take, the range."""
+    parts = math.lcm(*divisors)
+    below, above = batch // parts * parts, -(-batch // parts) * parts
+    if len(divisors) > 1 and above > _LARGER * batch:
+        return f"one that does for all of {nodes} nodes is {above} or more: another range, or a fixed number"
+    which = f" for all of {nodes} nodes" if len(divisors) > 1 else ""
+    return f"the nearest that do{which}: {below} or {above}" if below else f"the smallest that does{which}: {above}"
+
+
+def check_elastic(recipe: Recipe, remarks: Remarks, *, resumable: bool) -> None:
+    """Another number of nodes takes a restart, which needs something to go on from."""
+    nodes = recipe.resources.nodes
+    if resumable or not recipe.resources.is_elastic:
+        return
+    remarks.problems.append(
+        Finding(
+            "resources.nodes",
+            f"resources.nodes: {nodes} goes on with fewer nodes by a restart, which needs something to go on from, "
+            f"and there is no `resume:`",
+            f"add `resume:` (self, lightning, hf, or {{newest, args}}), or nodes: {recipe.resources.max_nodes}",
         )
     )
 
@@ -158,7 +195,7 @@ def check_strategy(recipe: Recipe, world_size: int, remarks: Remarks) -> None:
         Finding(
             "parallelism.strategy",
             f"parallelism.strategy: single is one rank, but the world size is {world_size} "
-            f"(nodes {recipe.resources.nodes} x nproc_per_node {world_size // recipe.resources.nodes})",
+            f"(nodes {recipe.resources.nodes} x nproc_per_node {world_size // recipe.resources.max_nodes})",
             "strategy: ddp, or nodes: 1 and nproc_per_node: 1",
         )
     )
@@ -208,6 +245,14 @@ def _given_threads(key: str, text: str, origin: str, remarks: Remarks) -> Thread
 
 def _workers(nodes: int, nproc: int) -> str:
     return f"{nproc} per node x {count(nodes, 'node')} = {nodes * nproc} workers"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """The last few of them: `2, 3 or 5`."""
+    shown = [str(number) for number in numbers[-_NAMED:]]
+    more = [f"{len(numbers) - _NAMED} fewer"] if len(numbers) > _NAMED else []
+    *first, last = [*more, *shown]
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _are(number: int) -> str:

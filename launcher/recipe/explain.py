@@ -17,6 +17,7 @@ from launcher.recipe.nodes import Findings, Items, Keys, Node, Place, Scalar, Ta
 from launcher.recipe.scalars import plain_value
 from launcher.recipe.schema import NamedSection, Recipe
 from launcher.recipe.typed import annotation_at, describe, fields_of, literals, members, section_of
+from launcher.recipe.units import UnfitError
 
 
 def show(node: Node) -> str:
@@ -85,13 +86,21 @@ def _sentence(
             hint = _argument_hint(keys[0], program.value)
         return _key_place(keys, root), f"unknown key {keys[-1]!r}{within}", hint
     node = _node(keys, root)
-    if error["type"] == "value_error" and len(errors) == 1:
-        message, _, hint = str(error["ctx"]["error"]).partition("; ")
+    if (meant := _own_words(errors)) is not None:
+        message, _, hint = str(meant).partition("; ")
         return _place(keys, root), f"{path}: {message}", hint
     if error["type"] == "string_pattern_mismatch":
         return _place(keys, root), f"{path}: {show(node)} does not fit", documentation(keys)
     kind = describe(wanted) if section_of(wanted) is None or literals(wanted) else "a section"
     return _place(keys, root), f"{path}: {show(node)} is not {kind}", _hint(keys, node, wanted)
+
+
+def _own_words(errors: list[ErrorDetails]) -> ValueError | None:
+    """What a unit of ours says: where nothing else complains, or where the text was meant for it."""
+    found: list[ValueError] = [error["ctx"]["error"] for error in errors if error["type"] == "value_error"]
+    if len(errors) == 1 and found:
+        return found[0]
+    return next((error for error in found if isinstance(error, UnfitError)), None)
 
 
 _OF_A_JOB = re.compile(r"\b(model|data|train|parallelism|checkpoint)\b")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from launcher.recipe.units import Duration, Length
+from launcher.recipe.units import Duration, Length, NodeRange, UnfitError
 
 
 def _positive_length(length: Length) -> Length:
@@ -19,6 +19,15 @@ def _positive_duration(duration: Duration) -> Duration:
     if duration.time_s <= 0:
         raise ValueError(f"{duration.text!r} is not more than 0")
     return duration
+
+
+def _fixed_if_one(nodes: int | NodeRange) -> int | NodeRange:
+    """`4:4` is 4."""
+    if isinstance(nodes, int):
+        return nodes
+    if nodes.max > MAX_NODES:
+        raise UnfitError(f"{nodes} ends above {MAX_NODES}, the most that a run may have")
+    return nodes.max if nodes.min == nodes.max else nodes
 
 
 PositiveLength = Annotated[Length, AfterValidator(_positive_length)]
@@ -110,13 +119,29 @@ class ParallelismSection(NamedSection):
 class ResourcesSection(Section):
     """`resources:` how much of a machine. Where it runs is never in a recipe."""
 
-    nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = 1
+    nodes: Annotated[Annotated[int, Field(ge=1, le=MAX_NODES)] | NodeRange, AfterValidator(_fixed_if_one)] = 1
+    """`2`, or `1:4`: takes four nodes, goes on with as few as one when others are lost, and takes them in again."""
     nproc_per_node: Annotated[int, Field(ge=1, le=MAX_NPROC)] | Auto = "auto"
     """Workers per node. auto = one per GPU of a node; on CPU one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto = cuda where every node gets a GPU, else cpu."""
     threads: PositiveInt | Auto = "auto"
     """CPU threads per worker (OMP_NUM_THREADS). auto = the CPUs this process may use / workers on this machine."""
+
+    @property
+    def max_nodes(self) -> int:
+        """How many nodes the run has when all are there."""
+        return self.nodes if isinstance(self.nodes, int) else self.nodes.max
+
+    @property
+    def min_nodes(self) -> int:
+        """With how few it goes on."""
+        return self.nodes if isinstance(self.nodes, int) else self.nodes.min
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it goes on with fewer nodes than it wants."""
+        return self.min_nodes < self.max_nodes
 
 
 class NetworkSection(Section):

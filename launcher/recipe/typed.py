@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from launcher.recipe.nodes import Items, Keys, Node, Scalar
 from launcher.recipe.scalars import as_bool, as_float, as_int, plain_value
-from launcher.recipe.units import Duration, Length
+from launcher.recipe.units import Duration, Length, NodeRange
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,7 @@ _NAMES: dict[Any, str] = {
     type(None): "null",
     Duration: "a duration (`30s`, `10m`, `1h30m`)",
     Length: "a length (`500 steps`, `10k steps`, `8 epochs`)",
+    NodeRange: "a range `MIN:MAX`",
     Any: "anything",
 }
 

@@ -1,4 +1,4 @@
-"""Durations and lengths as people write them, with units in code."""
+"""Durations, lengths and ranges of nodes as people write them, with units in code."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ _DAYS_AND_CLOCK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([
 _CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9}):([0-9]{1,9})")
 _LENGTH = re.compile(r"([0-9](?:_?[0-9]){0,14}(?:\.[0-9]{1,15})?)\s*([kM]?)\s*(steps?|epochs?)")
 _SCALE = {"": 1, "k": 1_000, "M": 1_000_000}
+_RANGE = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
+
+
+class UnfitError(ValueError):
+    """Text that was clearly meant as this unit, but does not fit: among the members of a union its words count."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,40 @@ class Length:
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return {"type": "string", "examples": ["8 epochs", "500 steps", "10k steps"]}
+
+
+@dataclass(frozen=True)
+class NodeRange:
+    """Numbers of nodes that a run goes on with: `1:4` takes four, and one is enough."""
+
+    min: int
+    max: int
+
+    @classmethod
+    def parse(cls, value: object) -> NodeRange:
+        """Read `1:4`. Raises ValueError for anything else, UnfitError for one that is empty or begins at zero."""
+        if isinstance(value, NodeRange):
+            return value
+        match = _RANGE.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"{value!r} is not a range of nodes; write MIN:MAX, as in `1:4`")
+        low, high = (int(part) for part in match.groups())
+        if low < 1:
+            raise UnfitError(f"{value} begins at {low}; a run needs at least one node: `1:{max(high, 1)}`")
+        if low > high:
+            raise UnfitError(f"{value} begins above its end; write MIN:MAX, as in `{high}:{low}`")
+        return cls(low, high)
+
+    def __str__(self) -> str:
+        return f"{self.min}:{self.max}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _text_schema(cls.parse)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "pattern": "^[1-9][0-9]*:[1-9][0-9]*$", "examples": ["1:4"]}
 
 
 def _text_schema(parse: Any) -> CoreSchema:

@@ -49,6 +49,28 @@ def test_a_detached_run_returns_at_once_with_what_to_do_next(launch: Launch, pla
     assert place.attached == [False]
 
 
+def test_nodes_may_be_a_range(launch: Launch, place: Place) -> None:
+    said = launch("train.py", "--nodes", "1:2", "resume=self", "--dry-run")
+    assert (said.code, "1 to 2 nodes" in said.out) == (0, True)
+    plan = json.loads(launch("train.py", "--nodes", "1:2", "resume=self", "--dry-run", "--json").out)
+    assert (len(plan["nodes"]), plan["min_nodes"]) == (2, 1)
+    assert place.plans == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ("0", "0 is not in the range x>=1"),
+        ("1:", "'1:' is not a range of nodes; write MIN:MAX, as in 1:4"),
+        ("3:1", "resources.nodes: 3:1 begins above its end"),
+    ],
+)
+def test_nodes_that_are_none(launch: Launch, nodes: str, says: str) -> None:
+    said = launch("train.py", "--nodes", nodes, "resume=self", "--dry-run")
+    assert said.code == 2
+    assert says in said.err
+
+
 def test_a_dry_run_creates_nothing(launch: Launch, place: Place, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     said = launch("train.py", "--nodes", "2", "--dry-run")

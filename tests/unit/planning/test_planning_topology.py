@@ -124,6 +124,36 @@ def test_batch_that_does_not_divide_shows_its_arithmetic(batch: int, nodes: int,
     assert problem.hint == hint
 
 
+@pytest.mark.parametrize(
+    ("batch", "nodes", "parts", "also", "hint"),
+    [
+        (128, "1:3", 3, "", "the nearest that do for all of 1:3 nodes: 126 or 132"),
+        (128, "2:8", 7, ", nor with 3, 5 or 6 of 2:8 nodes", "the nearest that do for all of 2:8 nodes: 840"),
+        (64, "1:64", 63, ", nor with ", "one that does for all of 1:64 nodes is "),
+    ],
+)
+def test_a_batch_divides_for_every_number_of_nodes_of_a_range(
+    batch: int, nodes: str, parts: int, also: str, hint: str
+) -> None:
+    (problem,) = problems(job(batch=batch, resources={"nodes": nodes}))
+    assert f"{batch} does not divide by {parts} = world size {parts} (nodes {parts}, of {nodes} x " in problem.message
+    assert also in problem.message
+    assert hint in problem.hint.replace("smallest that does", "nearest that do")
+
+
+def test_a_batch_that_divides_for_all_of_a_range_is_a_plan_of_the_most_nodes() -> None:
+    made = plan(job(batch=12, resources={"nodes": "1:4", "nproc_per_node": 1}), facts())
+    assert (len(made.nodes), made.min_nodes, made.is_elastic, made.world_size) == (4, 1, True, 4)
+    fixed = plan(job(batch=12, resources={"nodes": "4:4"}), facts())
+    assert (len(fixed.nodes), fixed.min_nodes, fixed.is_elastic) == (4, None, False)
+
+
+def test_a_script_that_cannot_resume_has_a_fixed_size() -> None:
+    (problem,) = problems(script(resources={"nodes": "1:2"}))
+    assert "there is no `resume:`" in problem.message
+    assert plan(script(resources={"nodes": "1:2"}, resume="self"), facts()).min_nodes == 1
+
+
 def test_single_is_one_rank() -> None:
     (problem,) = problems(job(parallelism={"strategy": "single"}, resources={"nodes": 2}))
     assert problem.message.startswith("parallelism.strategy: single is one rank, but the world size is 2")

@@ -75,7 +75,8 @@ def test_all_mistakes_are_listed_at_once_by_line(load: Load) -> None:
         ("slurm: {tme: 4}", "7:9", "unknown key 'tme' in slurm", "did you mean 'time'?"),
         ("resources: {timeout: 5m}", "7:13", "unknown key 'timeout' in resources", "belongs under network"),
         ("tracking: {wandb: {modus: auto}}", "7:20", "unknown key 'modus' in tracking.wandb", "did you mean 'mode'?"),
-        ("faults: {zzz: 1}", "7:10", "unknown key 'zzz' in faults", "valid names: grace, hang_timeout, max_restarts, max_skips, on_hang, on_nan, rescue"),
+        ("faults: {zzz: 1}", "7:10", "unknown key 'zzz' in faults",
+         "valid names: grace, hang_timeout, max_restarts, max_skips, on_hang, on_nan, rescue"),
         ("parallelism: {name: ddp}", "7:15", "parallelism.name: `ddp` has no such option",
          "did you mean 'strategy'?"),
     ],
@@ -118,7 +119,11 @@ def test_the_free_section_takes_anything(load: Load) -> None:
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [
-        ("resources.nodes=0", "resources.nodes: 0 is not a whole number from 1 to 10000", ""),
+        ("resources.nodes=0", "resources.nodes: 0 is not a whole number from 1 to 10000 or a range `MIN:MAX`", ""),
+        ("resources.nodes=4:1", "resources.nodes: 4:1 begins above its end", "write MIN:MAX, as in `1:4`"),
+        ("resources.nodes=0:2", "resources.nodes: 0:2 begins at 0", "a run needs at least one node: `1:2`"),
+        ("resources.nodes=1:20000", "resources.nodes: 1:20000 ends above 10000, the most that a run may have", ""),
+        ("resources.nodes=1:", "resources.nodes: '1:' is not a whole number from 1 to 10000 or a range `MIN:MAX`", ""),
         (
             "resources.nproc_per_node=2.5",
             "resources.nproc_per_node: 2.5 is not a whole number from 1 to 1024 or auto",

@@ -14,7 +14,7 @@ import pytest
         ('env={"": x}', "env: '' cannot be the name of a variable"),
         ('env={"A=B": x}', "env: 'A=B' cannot be the name of a variable"),
         (f"train.seed={2**63}", f"train.seed: {2**63} is not a whole number from 0 to {2**63 - 1}"),
-        ("resources.nodes=10001", "resources.nodes: 10001 is not a whole number from 1 to 10000"),
+        ("resources.nodes=10001", "resources.nodes: 10001 is not a whole number from 1 to 10000 or a range `MIN:MAX`"),
         (
             "resources.nproc_per_node=1025",
             "resources.nproc_per_node: 1025 is not a whole number from 1 to 1024 or auto",

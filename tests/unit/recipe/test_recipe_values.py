@@ -135,7 +135,9 @@ def test_quoted_keys_are_text(load: Load) -> None:
 
 def test_quoted_numbers_are_text(fail: Fail) -> None:
     (problem,) = fail(more='resources: {nodes: "2"}\n')
-    assert problem.message == 'resources.nodes: the text "2" is not a whole number from 1 to 10000'
+    assert problem.message == (
+        'resources.nodes: the text "2" is not a whole number from 1 to 10000 or a range `MIN:MAX`'
+    )
     assert problem.hint == "remove the quotes"
 
 
@@ -174,3 +176,14 @@ def test_overrides_take_lists_sections_quotes_and_equals_signs(load: Load) -> No
     assert recipe.tracking.wandb.tags == ("a", "1e3", "no")
     assert (recipe.train.optimizer.name, recipe.train.optimizer.options) == ("sgd", {"lr": 0.01})
     assert recipe.env == {"A": "b=c=d", "URL": "http://host:80/x?y=1", "NOTE": "a: b # c", "Q": "1"}
+
+
+@pytest.mark.parametrize(
+    ("written", "least", "most", "dumped"),
+    [("2", 2, 2, 2), ("1:4", 1, 4, "1:4"), ('"1:4"', 1, 4, "1:4"), ("4:4", 4, 4, 4), ("10:20", 10, 20, "10:20")],
+)
+def test_nodes_are_a_number_or_a_range(load: Load, written: str, least: int, most: int, dumped: object) -> None:
+    """YAML 1.1 takes a bare `1:4` for 64, `10:20` for 620."""
+    resources = load(more=f"resources: {{nodes: {written}}}\n").recipe.resources
+    assert (resources.min_nodes, resources.max_nodes, resources.is_elastic) == (least, most, least < most)
+    assert resources.model_dump(mode="json")["nodes"] == dumped
