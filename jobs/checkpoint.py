@@ -14,30 +14,32 @@ Tensors and JSON, nothing else: there is no pickle in it, and none is ever read.
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from jobs.durable import fsync, write_durably, write_hashed
+from jobs.circle import Circle, CircleError
+from jobs.durable import FileInfo, free_bytes, fsync, write_durably, write_hashed
 from jobs.folders import Progress, complete, named, plain_json, progress_of, read_state, step_of
 from jobs.manifest import FORMAT, STATE, BrokenError, Manifest, compare, look, read_manifest, seal, share, verify
-from jobs.state import CheckpointError, DifferenceError, TrainingState, reasons
-from jobs.storage import Writer
+from jobs.state import CheckpointError, DifferenceError, TrainingState
+from jobs.storage import Layout, Part, plan
 from jobs.world import Meeting
 
 LATEST = "latest"
 _DELETED = ".tmp-deleted"
+_Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 _ASIDE = re.compile(r"step-(\d+)\.broken-\d+")
 
 
@@ -46,8 +48,23 @@ class SaveError(CheckpointError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A checkpoint that is to be written."""
+
+    name: str
+    layout: Layout
+    parts: list[Part]
+    """What this rank writes of it."""
+    state: str
+    """The text of state.json, on rank 0."""
+    metrics: Mapping[str, float] | None
+    problem: CheckpointError | None
+    """Why it cannot be written, on rank 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint that was written. Size and best are known to rank 0."""
+    """A checkpoint that was written."""
 
     name: str
     size_bytes: int
@@ -93,6 +110,8 @@ class Checkpoints:
         self.folder = folder
         self._run_id, self._attempt, self._keep, self._best = run_id, attempt, keep, best
         self.record = dict(record or {})
+        self._layout: Layout | None = None
+        self._layout_of: _Shapes = {}
 
     def check_writable(self, rank: int) -> None:
         """Find out now what the first save would find out later. Raises SaveError."""
@@ -135,24 +154,72 @@ class Checkpoints:
 
         Raises SaveError, after which all that was there before is still there.
         """
-        name = f"step-{progress.step}"
-        unfinished = self.folder / f"{name}.tmp-{self._attempt}"
-        writer = Writer(unfinished)
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        try:
-            save(state.tensors(), storage_writer=writer, planner=planner, process_group=group)
-        except CheckpointException as error:  # a BaseException, which nobody expects
-            raise self._failed(unfinished, name, reasons(error)) from error
-        size_bytes, best = 0, False
-        if dist.get_rank() == 0:
+        draft = self.draft(state, progress, group, replan=True)
+        return self.write(draft, draft.parts, Circle(group))
+
+    def needs_plan(self, state: TrainingState) -> bool:
+        """Whether the ranks must agree anew on who writes what: no save yet, or the state has other tensors now."""
+        return self._layout is None or self._layout_of != _shapes(state.tensors())
+
+    def draft(self, state: TrainingState, progress: Progress, group: ProcessGroup | None, *, replan: bool) -> Draft:
+        """What is to be written of the state as it is now. Its tensors are the memory of the training itself.
+
+        replan: the same on all ranks, since they then agree on who writes what. True where it `needs_plan` on one.
+        """
+        tensors = state.tensors()
+        if replan or self._layout is None:
+            self._layout, self._layout_of = plan(tensors, group), _shapes(tensors)
+        text, problem = "", None
+        if self._layout.rank == 0:
             try:
-                size_bytes = self._commit(unfinished, name, writer, state, progress)
-            except OSError as error:
-                raise self._failed(unfinished, name, str(error)) from error
-            self._prune()
-            best = name == self.best()
-        dist.barrier(group)
-        return Saved(name=name, size_bytes=size_bytes, best=best)
+                text = self.describe(state, progress)
+            except CheckpointError as error:
+                problem = error  # the other ranks must hear of it
+        name = f"step-{progress.step}"
+        parts = self._layout.parts(tensors)
+        return Draft(name=name, layout=self._layout, parts=parts, state=text, metrics=progress.metrics, problem=problem)
+
+    def write(
+        self,
+        draft: Draft,
+        parts: Sequence[Part],
+        circle: Circle,
+        on_complete: Callable[[Saved], None] = lambda saved: None,
+    ) -> Saved:
+        """Write a checkpoint from its parts, or copies of them, all ranks together; in any thread.
+
+        on_complete: called on rank 0 when it is on the disk, whoever of the others is lost after that.
+        Raises SaveError on all ranks, after which all that was there before is still there.
+        """
+        unfinished = self.folder / f"{draft.name}.tmp-{self._attempt}"
+        try:
+            circle.gather(partial(self._begin, draft, unfinished))
+            written = circle.gather(lambda: _to_json(draft.layout.write_part(unfinished, parts)))
+            files = {name: FileInfo(**info) for of_rank in written for name, info in of_rank.items()}
+            saved = circle.from_first(lambda: asdict(self._complete(draft, unfinished, files, on_complete)))
+        except CircleError as error:
+            if circle.rank == 0:
+                # What is full should not stay full; the next save tries too.
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise SaveError(f"{draft.name} could not be written to {self.folder}: {error}") from error
+        return Saved(**saved)
+
+    def describe(self, state: TrainingState, progress: Progress) -> str:
+        """The text of state.json. Raises CheckpointError for what is neither a number nor a tensor."""
+        content = {
+            "format": FORMAT,
+            "run_id": self._run_id,
+            "attempt": self._attempt,
+            "step": progress.step,
+            "samples_seen": progress.samples_seen,
+            "left_out": progress.left_out.to_record(),
+            "world_size": dist.get_world_size(),
+            "optimizer": state.numbers(),
+            "scaler": None,
+            "torch": torch.__version__,
+            **self.record,
+        }
+        return plain_json(content)
 
     def add_metrics(self, progress: Progress) -> None:
         """Note the evaluation of a checkpoint that was saved before it (by a stop). For one rank only."""
@@ -239,33 +306,28 @@ class Checkpoints:
         write_durably(self.folder / LATEST, f"{name}\n")
         fsync(self.folder)
 
-    def _commit(self, unfinished: Path, name: str, writer: Writer, state: TrainingState, progress: Progress) -> int:
-        content = {
-            "format": FORMAT,
-            "run_id": self._run_id,
-            "attempt": self._attempt,
-            "step": progress.step,
-            "samples_seen": progress.samples_seen,
-            "left_out": progress.left_out.to_record(),
-            "world_size": dist.get_world_size(),
-            "optimizer": state.numbers(),
-            "scaler": None,
-            "torch": torch.__version__,
-            **self.record,
-        }
-        files = {**writer.files, STATE: write_hashed(unfinished / STATE, plain_json(content))}
-        manifest = Manifest(files=files, metrics=progress.metrics)
-        seal(unfinished, manifest)
-        unfinished.rename(self.folder / name)
-        fsync(self.folder)
-        self._point_to(name)
-        return manifest.size_bytes
+    def _begin(self, draft: Draft, unfinished: Path) -> None:
+        """Before anybody writes: a place, and room for all of it."""
+        if draft.problem is not None:
+            raise draft.problem
+        unfinished.mkdir(parents=True, exist_ok=True)
+        if draft.layout.rank == 0:
+            check_room(unfinished, draft.layout.size_bytes)
 
-    def _failed(self, unfinished: Path, name: str, why: str) -> SaveError:
-        if dist.get_rank() == 0:
-            # What is full should not stay full; the next attempt tries too.
-            shutil.rmtree(unfinished, ignore_errors=True)
-        return SaveError(f"{name} could not be written to {self.folder}: {why}")
+    def _complete(
+        self, draft: Draft, unfinished: Path, files: Mapping[str, FileInfo], on_complete: Callable[[Saved], None]
+    ) -> Saved:
+        """On rank 0, when all have written: seal it, give it its name, remove the old ones."""
+        small = {**draft.layout.write_list(unfinished), STATE: write_hashed(unfinished / STATE, draft.state)}
+        manifest = Manifest(files={**files, **small}, metrics=draft.metrics)
+        seal(unfinished, manifest)
+        unfinished.rename(self.folder / draft.name)
+        fsync(self.folder)
+        self._point_to(draft.name)
+        self._prune()
+        saved = Saved(name=draft.name, size_bytes=manifest.size_bytes, best=draft.name == self.best())
+        on_complete(saved)
+        return saved
 
     def _prune(self) -> None:
         """Remove what `keep` and `best` do not hold. Only complete ones count: what is no checkpoint replaces none."""
@@ -282,6 +344,23 @@ class Checkpoints:
                     shutil.rmtree(path)
         except OSError as error:  # somebody reads it on a network disk: the training need not end for that
             print(f"old checkpoints could not be removed, the next save tries again: {error}", flush=True)
+
+
+def check_room(folder: Path, size_bytes: int) -> None:
+    """Raise OSError, with both numbers, where a file system has no room for so many bytes."""
+    free = free_bytes(folder)
+    if free < size_bytes:
+        raise OSError(
+            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: it takes {size_bytes:,} bytes, and {free:,} are free"
+        )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> _Shapes:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def _to_json(files: Mapping[str, FileInfo]) -> dict[str, Any]:
+    return {name: asdict(info) for name, info in files.items()}
 
 
 def _broken(check: Callable[[], None]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,10 +51,14 @@ class HashedFile:
 
 
 @contextmanager
-def hashed_file(path: Path) -> Iterator[HashedFile]:
-    """A new file; it is on the disk when the block ends. Raises OSError with its name, FileExistsError among them."""
+def hashed_file(path: Path, *, size_bytes: int = 0) -> Iterator[HashedFile]:
+    """A new file; it is on the disk when the block ends. Raises OSError with its name, FileExistsError among them.
+
+    size_bytes: how long it will be, where that is known: a full disk or quota is then an error before the first byte.
+    """
     with path.open("xb", buffering=0) as raw:
         try:
+            reserve(raw.fileno(), size_bytes)
             yield HashedFile(raw)
             os.fsync(raw.fileno())
         except OSError as error:
@@ -77,6 +83,26 @@ def write_durably(path: Path, text: str) -> None:
 def unfinished_name(path: Path) -> Path:
     """What `write_durably` calls a file until it is whole; a crash may leave it."""
     return path.with_name(f".{path.name}.tmp")
+
+
+def reserve(descriptor: int, size_bytes: int) -> None:
+    """Set aside the room for a file, where the file system can; that counts against a quota too. Raises OSError.
+
+    Linux's own call and not `os.posix_fallocate`: where the file system cannot, that one writes all the bytes.
+    """
+    if size_bytes and _fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)):
+        number = ctypes.get_errno()
+        if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(number, os.strerror(number))
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be written to the file system of a folder. A quota is not in it. Raises OSError."""
+    there = os.statvfs(folder)
+    return there.f_bavail * there.f_frsize
+
+
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 
 
 def fsync(path: Path) -> None:

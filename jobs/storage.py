@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -29,6 +31,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -44,59 +47,115 @@ _Place = tuple[str, tuple[int, ...]]
 """A tensor, and the offsets of a chunk of it."""
 
 
-@dataclass(frozen=True)
-class _Written:
-    """Where a chunk went."""
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A tensor, or a chunk of one, that this rank writes."""
 
-    file: str
-    info: FileInfo
+    key: str
+    """Name of the whole tensor."""
+    name: str
+    """Its name in the file."""
+    tensor: Tensor
+    """Memory of the training itself, or a copy of it."""
 
 
-class Writer(StorageWriter):
-    """Writes into a folder, all ranks together. Afterwards rank 0 has all files in `files`."""
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Which rank writes what: a tensor that all have is written by one, of a sharded one each writes its part."""
 
-    def __init__(self, folder: Path) -> None:
-        self.files: dict[str, FileInfo] = {}
-        self._folder, self._rank = folder, 0
+    rank: int
+    _items: tuple[WriteItem, ...]
+    _listed: str | None
+    """On rank 0: the list of all tensors."""
+    size_bytes: int
+    """Of all tensors."""
+
+    @property
+    def file(self) -> str:
+        """What this rank writes."""
+        return f"rank-{self.rank}.safetensors"
+
+    def parts(self, tensors: Mapping[str, Tensor]) -> list[Part]:
+        """What this rank writes of a state: memory of the training, nothing is copied."""
+        planner = _planner()
+        planner.set_up_planner(dict(tensors), is_coordinator=False)
+        return [_part(item, planner) for item in self._items]
+
+    def write_part(self, folder: Path, parts: Sequence[Part]) -> dict[str, FileInfo]:
+        """Write the file of this rank to the disk; nothing where it has no part. Raises OSError."""
+        if not parts:
+            return {}
+        entries = [
+            Entry(
+                name=part.name,
+                dtype=part.tensor.dtype,
+                shape=tuple(part.tensor.shape),
+                value=partial(_same, part.tensor),
+            )
+            for part in parts
+        ]
+        return {self.file: write_tensors(folder / self.file, entries)}
+
+    def write_list(self, folder: Path) -> dict[str, FileInfo]:
+        """Write the list of all tensors. On rank 0 alone. Raises OSError."""
+        assert self._listed is not None, "the list is rank 0's"
+        return {TENSORS: write_hashed(folder / TENSORS, self._listed)}
+
+
+def plan(tensors: Mapping[str, Tensor], group: ProcessGroup | None, *, alone: int | None = None) -> Layout:
+    """Agree on who writes what, all ranks of the group together; nothing is written.
+
+    It holds as long as names, types and shapes are the same. `alone`: this rank, of that number, writes everything that
+    it has, and no other is asked.
+    """
+    planning = _Planning(alone)
+    save(dict(tensors), storage_writer=planning, planner=_planner(), process_group=group, no_dist=alone is not None)
+    return planning.layout(tensors)
+
+
+class _Planning(StorageWriter):
+    """Takes from torch's way of saving who writes what, and writes nothing."""
+
+    def __init__(self, alone: int | None) -> None:
+        self._rank = alone or 0
+        self._alone = alone
+        self._items: tuple[WriteItem, ...] = ()
+        self._places: dict[_Place, str] = {}
+        self._listed: str | None = None
+
+    def layout(self, tensors: Mapping[str, Tensor]) -> Layout:
+        """What was agreed on."""
+        size_bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
+        return Layout(rank=self._rank, _items=self._items, _listed=self._listed, size_bytes=size_bytes)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept from one save to the next."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Torch says which rank this is."""
-        self._rank = int(kwargs.get("rank", 0))
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._alone is None:
+            self._rank = int(kwargs.get("rank", 0))
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """As torch planned it."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """As torch planned it."""
+        """As torch planned it; on rank 0, which notes in whose file each chunk will be."""
+        for number, of_rank in enumerate(plans):
+            rank = number if self._alone is None else self._alone
+            for item in of_rank.items:
+                self._places[item.index.fqn, tuple(item.index.offset or ())] = f"rank-{rank}.safetensors"
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the part of this rank, one file, to the disk."""
-        name = f"rank-{self._rank}.safetensors"
-        entries = [_entry(item, planner) for item in plan.items]
-        results: list[WriteResult] = []
-        if entries:
-            written = _Written(name, write_tensors(self._folder / name, entries))
-            results = [
-                WriteResult(index=item.index, size_in_bytes=entry.size_bytes, storage_data=written)
-                for item, entry in zip(plan.items, entries, strict=True)
-            ]
-        return _finished(results)
+        """Note what this rank writes."""
+        self._items = tuple(plan.items)
+        return _finished([])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the list. On rank 0, after all ranks have written."""
-        places: dict[_Place, str] = {}
-        for result in (result for of_rank in results for result in of_rank):
-            written: _Written = result.storage_data
-            places[result.index.fqn, tuple(result.index.offset or ())] = written.file
-            self.files[written.file] = written.info
-        text = json.dumps({"format": FORMAT, "tensors": _describe(metadata, places)}) + "\n"
-        self.files[TENSORS] = write_hashed(self._folder / TENSORS, text)
+        """Note the list, on rank 0."""
+        self._listed = json.dumps({"format": FORMAT, "tensors": _describe(metadata, self._places)}) + "\n"
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -180,22 +239,22 @@ class Reader(StorageReader):
         return False
 
 
-def _entry(item: WriteItem, planner: SavePlanner) -> Entry:
+def _planner() -> DefaultSavePlanner:
+    return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+
+def _part(item: WriteItem, planner: SavePlanner) -> Part:
     data = item.tensor_data
     assert data is not None, f"{item.index.fqn} is no tensor"
-    shape = tuple(data.chunk.sizes)
-    return Entry(
-        name=_name_in_file(item.index.fqn, tuple(item.index.offset or ()), shape, tuple(data.size)),
-        dtype=data.properties.dtype,
-        shape=shape,
-        value=partial(_resolve, planner, item),
-    )
-
-
-def _resolve(planner: SavePlanner, item: WriteItem) -> Tensor:
     value = planner.resolve_data(item)
     assert isinstance(value, Tensor)
-    return value
+    shape = tuple(data.chunk.sizes)
+    name = _name_in_file(item.index.fqn, tuple(item.index.offset or ()), shape, tuple(data.size))
+    return Part(key=item.index.fqn, name=name, tensor=value.detach())
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _name_in_file(name: str, offset: Sequence[int], shape: Sequence[int], whole: Sequence[int]) -> str:

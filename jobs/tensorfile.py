@@ -86,7 +86,7 @@ def write_tensors(path: Path, entries: Iterable[Entry]) -> FileInfo:
         begin += entry.size_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
-    with hashed_file(path) as file:
+    with hashed_file(path, size_bytes=_LENGTH_BYTES + len(text) + begin) as file:
         file.write(len(text).to_bytes(_LENGTH_BYTES, "little"))
         file.write(text)
         for entry in ordered:

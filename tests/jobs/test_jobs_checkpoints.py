@@ -35,9 +35,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, Replicate, distribute_tensor, init_device_mesh
-from torch.distributed.checkpoint.state_dict_saver import save
 from jobs.state import open_tensors, read_tensors
-from jobs.storage import Writer
+from jobs.storage import plan
 
 def whole(shape, dtype):
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape).to(dtype)
@@ -58,7 +57,12 @@ def work():
         **{f"all/{k}": v for k, v in WHOLE.items()},
     }
     if os.environ["LAUNCH_ATTEMPT"] == "1":
-        save(state, storage_writer=Writer(folder))
+        layout = plan(state, None)
+        folder.mkdir(exist_ok=True)
+        layout.write_part(folder, layout.parts(state))
+        if rank == 0:
+            layout.write_list(folder)
+        dist.barrier()
         return
     for tensor in state.values():
         (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
