@@ -32,7 +32,7 @@ _MAX_STRANGERS = 64
 """That have not answered yet. Each holds a descriptor of the head agent, which also needs some for its workers."""
 _HANDSHAKE_S = 10.0
 _SEND_S = 10.0
-_UNANSWERED_S = 20.0
+_UNANSWERED_S = 12.0
 """By the kernel of the other side: a process that is suspended still has one that answers."""
 
 
@@ -235,7 +235,7 @@ def connect(address: tuple[str, int], token: bytes, loop: Loop, *, timeout_s: fl
     ChannelError when it is somebody else or refuses this agent (it will again)."""
     sock = socket.create_connection(address, timeout=timeout_s)
     try:
-        sock.settimeout(_HANDSHAKE_S)
+        sock.settimeout(min(_HANDSHAKE_S, timeout_s))
         nonce = str(_receive_line(sock).get("challenge"))
         counter = secrets.token_hex(32)
         sock.sendall(_encode({"answer": _sign(token, "agent", nonce), "challenge": counter}))

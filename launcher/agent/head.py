@@ -3,10 +3,11 @@
     JOINING --all ready--> RUNNING --all done--> OVER
        ^                     |  |
        |                     |  +--stop--> STOPPING --all done--> OVER
-       +--all killed, retry--+--failure, no retry--> ENDING --all killed--> OVER
+       +--retry-- RESCUING --+--failure, no retry--> ENDING --all killed--> OVER
 
 It owns the attempt number, the restart budget, which failure was the first, and how the run ends. Any node may be lost
-and come back at any time. Sockets, ports and files are `node.py`'s.
+and come back at any time. Who takes part is `members.py`'s, what survivors keep `rescue.py`'s; sockets, ports and files
+are `office.py`'s and `node.py`'s.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from typing import Any
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
 from launcher.agent.effects import Effect, Finish, Leave, Record, Say, Send
 from launcher.agent.limits import Limit
+from launcher.agent.members import Members, listed
+from launcher.agent.rescue import Rescue
 from launcher.agent.restarts import decide
 from launcher.runs.states import NOT_RETRIED, Cause, RunState, is_signal
 from launcher.wording import signal_name
 
 _KILLED = 128 + SIGKILL
-_NAMED = 4
-"""So many ranks are named; of more than that, how many."""
 SETTLE_S = 1.0
 """How long a lost peer waits for the failure that it is a consequence of. Ends as soon as that arrives."""
 WAITING_EVERY_S = 10.0
 STACKS_S = 2.0
 """How long the workers that still run have to write down where they are, once a collective has timed out."""
-SILENCE_S = 20.0
-"""An agent that says nothing for this long is lost (they say something every 2 s)."""
+SILENCE_S = 12.0
+"""An agent that says nothing for this long is lost (they say something every second, the head agent too)."""
 REJOIN_S = 20.0
 """In an allocation: how long a lost node may take to come back, which it does if only its agent was killed."""
 ONE_SIGNAL_S = 2.0
@@ -45,18 +46,10 @@ class Phase(StrEnum):
 
     JOINING = "joining"
     RUNNING = "running"
+    RESCUING = "rescuing"
     STOPPING = "stopping"
     ENDING = "ending"
     OVER = "over"
-
-
-@dataclass
-class _Node:
-    host: str = "?"
-    joined: bool = False
-    ready: bool = False
-    heard_at_s: float = 0.0
-    done: dict[int, int] | None = None
 
 
 @dataclass
@@ -74,6 +67,14 @@ class Head:
     master_addr: str
     now_s: float
     workers_per_node: int = 1
+    min_nodes: int | None = None
+    """With how few nodes it goes on. None: it needs all of them."""
+    present_nodes: int | None = None
+    """How many of the nodes can come, where that is known."""
+    rescues: bool = False
+    """Whether survivors keep their state before a restart."""
+    members_before: tuple[int, ...] = ()
+    """The nodes of the last attempt, where this head takes over. Empty: all."""
     attempt: int = 0
     """The last one that was started."""
     restarts: int = 0
@@ -95,7 +96,10 @@ class Head:
     limit_reached: bool = False
     attempt_here: int = 0
     """The last one that this head, or the one before it in the same allocation, has started."""
-    _nodes: dict[int, _Node] = field(default_factory=dict)
+    members: Members = field(init=False)
+    _rescue: Rescue | None = None
+    _scaled_because: str = ""
+    """Why the next attempt has other nodes than the last one."""
     _suspects: list[Failure] = field(default_factory=list)
     _hang: Failure | None = None
     _failed: set[int] = field(default_factory=set)
@@ -115,7 +119,14 @@ class Head:
     def __post_init__(self) -> None:
         if self.ends_s is not None:  # of a job that is shorter than that, half
             self._stop_at_s = self.ends_s - min(self.grace_s, (self.ends_s - self.now_s) / 2)
-        self._nodes = {index: _Node(host=self.hosts.get(index, "?")) for index in range(self.node_count)}
+        self.members = Members.of(
+            self.node_count,
+            self.hosts,
+            workers_per_node=self.workers_per_node,
+            minimum=self.min_nodes,
+            present=self.present_nodes,
+            taking_part=self.members_before,
+        )
         self._since_s = self._said_waiting_s = self.now_s
 
     # ---------------------------------------------------------------- what agents say
@@ -123,13 +134,20 @@ class Head:
     def succeed(self) -> list[Effect]:
         """This head takes over from one whose process was lost in the middle of an attempt."""
         self.phase, self.attempt_here = Phase.RUNNING, self.attempt
+        for node in self.members.nodes.values():
+            node.heard_at_s = self.now_s  # by the head before this one
         return self.lost(0, "its process ended")
 
-    def joined(self, node: int, host: str) -> list[Effect]:
-        """An agent has connected as this node."""
-        member = self._nodes[node]
+    def joined(self, node: int, host: str, *, holds: int | None = None) -> list[Effect]:
+        """An agent has connected as this node. holds: the attempt of the workers that it has, if it has any."""
+        member = self.members.nodes[node]
         member.joined, member.ready, member.host, member.heard_at_s = True, False, host, self.now_s
         effects: list[Effect] = [Record("node_joined", {"node": node, "host": host})]
+        if self._rescue is not None and holds == self.attempt and node in self.members.attempt:
+            return [*effects, *self._rescue.returned(node, self.now_s)]
+        if self._rescue is not None:
+            self._rescue.left(node)
+            effects += self._go_on_rescuing()
         if self.phase is Phase.OVER and self._end is not None:
             return [*effects, Send({"type": "end", "exit_code": self._end.exit_code}, node)]
         if self.phase is Phase.ENDING:
@@ -140,30 +158,30 @@ class Head:
         """A second agent claims a node rank that is taken, so another rank is missing. Ends the run."""
         if self.phase in (Phase.ENDING, Phase.OVER):
             return []
-        text = f"node rank {node} was claimed twice: by {self._nodes[node].host} and by {host}"
+        text = f"node rank {node} was claimed twice: by {self.members.nodes[node].host} and by {host}"
         return self._finish_with(RunState.FAILED, Cause.RENDEZVOUS, 1, text)
 
     def heard(self, node: int) -> None:
         """An agent is alive (again, if it was suspended for so long that it counted as lost)."""
-        member = self._nodes[node]
+        member = self.members.nodes[node]
         member.joined, member.heard_at_s = True, self.now_s
 
     def is_lost(self, node: int) -> bool:
         """Whether a node has never joined, or was given up."""
-        return not self._nodes[node].joined
+        return not self.members.nodes[node].joined
 
     def ready(self, node: int) -> list[Effect]:
         """An agent has no workers (any more) and waits for orders."""
-        if self.phase not in (Phase.JOINING, Phase.ENDING):
+        if self.phase not in (Phase.JOINING, Phase.ENDING) and node in self.members.attempt:
             return []  # said before it knew of the start
-        self._nodes[node].ready = True
+        self.members.nodes[node].ready = True
         return self._advance()
 
     def done(self, node: int, attempt: int, exit_codes: Mapping[int, int]) -> list[Effect]:
         """All workers of a node have ended by themselves, each with 0 or 75."""
         if attempt != self.attempt:
             return []
-        self._nodes[node].done = dict(exit_codes)
+        self.members.nodes[node].done = dict(exit_codes)
         return self._advance()
 
     def failed(self, failure: Failure) -> list[Effect]:
@@ -176,18 +194,61 @@ class Head:
         effects: list[Effect] = [Record("failure", {**asdict(failure), "cause": failure.cause.value})]
         if self.phase is Phase.ENDING:
             return effects
+        if self._rescue is not None:
+            self._rescue.gone(failure.rank)
+            return effects + self._go_on_rescuing()
         if self.phase is Phase.STOPPING:
             return effects + self._stopped_without_checkpoint(failure)
         return effects + self._weigh(failure)
 
+    def suspected(self, failure: Failure) -> list[Effect]:
+        """A worker has lost a peer, and holds what it has: `failure` is how it would have ended."""
+        if failure.attempt != self.attempt or self.phase not in (Phase.RUNNING, Phase.STOPPING):
+            return []  # a consequence of what we do about it
+        return self.failed(failure)
+
+    def holds(self, node: int, attempt: int, steps: Mapping[int, int | None]) -> list[Effect]:
+        """What the living workers of a node could keep, by rank."""
+        if self._rescue is None or attempt != self.attempt:
+            return []
+        self._rescue.holds(node, steps)
+        return self._go_on_rescuing()
+
+    def kept(self, attempt: int, rank: int, error: str | None) -> list[Effect]:
+        """A worker has written its state where the next attempt finds it, or could not."""
+        if self._rescue is None or attempt != self.attempt:
+            return []
+        self._rescue.kept(rank, error)
+        return self._go_on_rescuing()
+
+    def saved(self, attempt: int) -> list[Effect]:
+        """A checkpoint is complete: nothing is lost by a restart now, so who has come (back) is taken in."""
+        newcomers = self.members.newcomers
+        if attempt != self.attempt or self.phase is not Phase.RUNNING or not newcomers or self._suspects or self._hang:
+            return []
+        names = listed({index: self.members.nodes[index].host for index in newcomers})
+        self._scaled_because = f"{names} {'have' if len(newcomers) > 1 else 'has'} come"
+        ended = {"node": newcomers[0], "rank": -1, "exit_code": 0, "message": self._scaled_because, "step": None}
+        restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
+        return [
+            Record("attempt_ended", {"attempt": self.attempt, "cause": "scaled", **ended}),
+            Record("restarting", restarting),
+            Say(f"{self._scaled_because}: starting again with {'it' if len(newcomers) == 1 else 'them'}"),
+            *self._before_restart(),
+        ]
+
     def lost(self, node: int, reason: str) -> list[Effect]:
         """The connection to an agent has ended."""
-        member = self._nodes[node]
+        member = self.members.nodes[node]
         member.joined = member.ready = False
         if self.phase is Phase.OVER:
             return []
         effects: list[Effect] = [Record("node_lost", {"node": node, "host": member.host, "reason": reason})]
-        if self.phase is Phase.RUNNING and member.done is None:
+        takes_part = node in self.members.attempt
+        if self._rescue is not None and takes_part:
+            self._rescue.left(node, member.heard_at_s)
+            return effects + self._go_on_rescuing()
+        if self.phase is Phase.RUNNING and takes_part and member.done is None:
             failure = Failure(
                 attempt=self.attempt,
                 node=node,
@@ -200,7 +261,7 @@ class Head:
                 log="",
             )
             return effects + self.failed(failure)
-        if self.phase is Phase.STOPPING:
+        if self.phase is Phase.STOPPING and takes_part:
             return effects + self._order_end(self._stopped_end(saved=False))
         return effects + self._advance()
 
@@ -261,7 +322,7 @@ class Head:
             Record("stop_requested", {"reason": reason, "grace_s": grace_s}),
             Say(f"{reason}: stopping; up to {grace_s:g} s to save and leave"),
         ]
-        if self.phase is Phase.JOINING:
+        if self.phase in (Phase.JOINING, Phase.RESCUING):
             return effects + self._order_end(self._stopped_end(saved=False))
         if self._hang is not None:
             return effects + self._stopped_without_checkpoint(self._hang)
@@ -273,13 +334,15 @@ class Head:
     def tick(self) -> list[Effect]:
         """Time has passed (`now_s` is already set)."""
         effects: list[Effect] = []
-        for index, member in self._nodes.items():
+        for index, member in self.members.nodes.items():
             if member.joined and self.now_s - member.heard_at_s > SILENCE_S:
                 # If it ever hears again, it shall end its workers and say that it is ready.
                 effects += [Send({"type": "kill"}, index), *self.lost(index, f"nothing heard for {SILENCE_S:g} s")]
         effects += self._watch_clock()
-        if self.phase is Phase.JOINING:
-            effects += self._wait_for_nodes()
+        if self._rescue is not None:
+            effects += self._go_on_rescuing()
+        elif self.phase is Phase.JOINING:
+            effects += self._advance() or self._wait_for_nodes()
         elif self._deadline_s is not None and self.now_s >= self._deadline_s:
             effects += self._deadline_passed()
         return effects
@@ -301,11 +364,13 @@ class Head:
 
     def _advance(self) -> list[Effect]:
         """Do what becomes possible once every node has reported."""
-        members = self._nodes.values()
-        if self.phase is Phase.JOINING and all(member.ready for member in members):
-            return self._start()
-        if self.phase in (Phase.RUNNING, Phase.STOPPING) and all(member.done is not None for member in members):
-            codes = [code for member in members for code in (member.done or {}).values()]
+        members, of_attempt = self.members.nodes.values(), self.members.of_attempt
+        if self.phase is Phase.JOINING:
+            first = not self.attempt_here
+            nodes = self.members.to_start(self.now_s, waited_s=self.now_s - self._since_s, first=first)
+            return [] if nodes is None else self._start(nodes)
+        if self.phase in (Phase.RUNNING, Phase.STOPPING) and all(member.done is not None for member in of_attempt):
+            codes = [code for member in of_attempt for code in (member.done or {}).values()]
             if STOPPED_EXIT_CODE in codes:
                 return self._over(self._stopped_end(saved=True))
             return self._over(Finish(RunState.SUCCEEDED, Cause.DONE, 0, "all workers finished"))
@@ -314,16 +379,16 @@ class Head:
             return self._over(self._end)
         return []
 
-    def _start(self) -> list[Effect]:
+    def _start(self, nodes: tuple[int, ...]) -> list[Effect]:
         self.attempt += 1
+        effects = self._scale(nodes) if self.members.is_elastic else []
         self.attempt_here = self.attempt
         self.phase, self._deadline_s = Phase.RUNNING, None
         self._suspects.clear()
         self._failed.clear()
         self._hang = None
         self.previous, self.first_failure = self.first_failure or self.previous, None
-        for member in self._nodes.values():
-            member.ready, member.done = False, None
+        self.members.start(nodes)
         port, newest = self.pick_port(), self.find_newest()
         order = {
             "type": "start",
@@ -338,7 +403,22 @@ class Head:
             started["resumes_from"] = newest
         if self.allocation is not None:
             started["allocation"] = self.allocation
-        return [Record("attempt_started", {**started, "nodes": self.node_count}), Send(order)]
+        if not self.members.is_elastic:
+            return [Record("attempt_started", {**started, "nodes": len(nodes)}), Send(order)]
+        order["members"] = list(nodes)
+        record = Record("attempt_started", {**started, "nodes": len(nodes), "members": list(nodes)})
+        return [*effects, record, *(Send(order, node) for node in nodes)]
+
+    def _scale(self, nodes: tuple[int, ...]) -> list[Effect]:
+        """Say it where an attempt has other nodes than the one before, or the first one not all."""
+        before = self.members.attempt if self.attempt_here else tuple(self.members.nodes)
+        because, self._scaled_because = self._scaled_because, ""
+        if nodes == before:
+            return []
+        absent = {index: node.host for index, node in self.members.nodes.items() if index not in nodes}
+        reason = because or (f"without {listed(absent)}" if absent else "all nodes are there")
+        fields = {"attempt": self.attempt, "nodes": list(nodes), "missing": sorted(absent), "reason": reason}
+        return [Record("scaled", fields), Say(f"{len(nodes)} of {self.node_count} nodes from here on: {reason}")]
 
     def _weigh(self, failure: Failure) -> list[Effect]:
         """What a failure in the middle of an attempt leads to."""
@@ -362,14 +442,11 @@ class Head:
 
     def _with_missing(self, failure: Failure) -> Failure:
         """The one who waited, with those who still run after all who waited with it have failed."""
-        size = self.workers_per_node
-        there = [rank for rank in range(self.node_count * size) if rank not in self._failed]
+        there = [rank for rank in self.members.ranks if rank not in self._failed]
         if not there:
             return failure
-        names = [f"rank {rank} on node {rank // size} ({self._nodes[rank // size].host})" for rank in there[:_NAMED]]
-        more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
         headline, *rest = failure.message.splitlines() or [""]
-        first = f"{headline}; still running then: {', '.join(names)}{more}"
+        first = f"{headline}; still running then: {self.members.named(there)}"
         return replace(failure, message="\n".join([first, *rest]))
 
     def _may_be_a_stop(self, failure: Failure) -> bool:
@@ -378,7 +455,8 @@ class Head:
 
     def _act_on(self, failure: Failure) -> list[Effect]:
         self.first_failure = failure
-        free = self.allocation is not None and failure.cause is Cause.NODE_LOST  # no fault of the run
+        elsewhere = self.allocation is not None or self.members.is_elastic
+        free = elsewhere and failure.cause is Cause.NODE_LOST  # no fault of the run
         verdict = decide(
             failure,
             self.previous,
@@ -392,14 +470,34 @@ class Head:
             end = Finish(RunState.FAILED, verdict.cause, failure.exit_code, reason, policy=verdict.why_not)
             return [ended, *self._order_end(end)]
         self.restarts += 0 if free else 1
-        self.phase, self._deadline_s = Phase.JOINING, None
-        for member in self._nodes.values():
-            member.ready = False
-        self._since_s = self._said_waiting_s = self.now_s
         budget = "free" if free else f"restart {self.restarts} of {self.max_restarts}"
         told = f"{failure.who}: {failure.headline}; restarting ({budget})"
         restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
-        return [ended, Record("restarting", restarting), Say(told), Send({"type": "kill"})]
+        return [ended, Record("restarting", restarting), Say(told), *self._before_restart()]
+
+    def _before_restart(self) -> list[Effect]:
+        """Have the survivors keep what they hold, where they can; then end them."""
+        if not self.rescues:
+            return self._restart()
+        self.phase, self._deadline_s = Phase.RESCUING, None
+        self._rescue = Rescue(attempt=self.attempt, began_s=self.now_s)
+        nodes = {index: self.members.nodes[index] for index in self.members.attempt}
+        joined = [index for index, node in nodes.items() if node.joined]
+        returning = {index: node.heard_at_s for index, node in nodes.items() if not node.joined}
+        return [*self._rescue.begin(joined, returning), *self._go_on_rescuing()]
+
+    def _go_on_rescuing(self) -> list[Effect]:
+        assert self._rescue is not None
+        effects: list[Effect] = [*self._rescue.advance(self.now_s)]
+        return effects + self._restart() if self._rescue.over else effects
+
+    def _restart(self) -> list[Effect]:
+        """End what is left of the attempt; the next one starts once all are ready."""
+        self.phase, self._deadline_s, self._rescue = Phase.JOINING, None, None
+        for member in self.members.nodes.values():
+            member.ready = False
+        self._since_s = self._said_waiting_s = self.now_s
+        return [Send({"type": "kill"})]
 
     def _deadline_passed(self) -> list[Effect]:
         self._deadline_s = None
@@ -414,9 +512,9 @@ class Head:
 
     def _wait_for_nodes(self) -> list[Effect]:
         waited_s = self.now_s - self._since_s
-        missing = {index: member.host for index, member in self._nodes.items() if not member.ready}
-        names = ", ".join(f"node {index} ({host})" for index, host in missing.items())
-        gone = [index for index in missing if not self._nodes[index].joined]
+        missing = self.members.missing()
+        names = listed(missing)
+        gone = [index for index in missing if not self.members.nodes[index].joined]
         if gone and self.attempt_here and self.allocation is not None and waited_s > REJOIN_S:
             node, host = gone[0], missing[gone[0]]
             reason = f"node {node} ({host}) was lost, and did not come back within {REJOIN_S:g} s"
@@ -455,7 +553,7 @@ class Head:
 
     def _order_end(self, end: Finish | Leave) -> list[Effect]:
         """Kill what runs, then be over."""
-        self._end, self.phase, self._deadline_s = end, Phase.ENDING, None
+        self._end, self.phase, self._deadline_s, self._rescue = end, Phase.ENDING, None, None
         return [Send({"type": "kill"}), *self._advance()]
 
     def _over(self, end: Finish | Leave) -> list[Effect]:

@@ -37,6 +37,10 @@ class Loop:
         """Call `on_time` about every `period_s`."""
         self._timers.append(_Timer(period_s, time.monotonic() + period_s, on_time))
 
+    def after(self, wait_s: float, on_time: Callable[[], None]) -> None:
+        """Call `on_time` once, about `wait_s` from now."""
+        self._timers.append(_Timer(None, time.monotonic() + wait_s, on_time))
+
     def on_signals(self, signals: Iterable[int], handler: Callable[[int], None]) -> None:
         """Call `handler(signum)` from the loop, never from inside other code."""
         read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -63,10 +67,12 @@ class Loop:
             if self._selector.get_map().get(key.fd) is key:
                 key.data()
         now = time.monotonic()
-        for timer in self._timers:
-            if timer.due <= now:
+        for timer in [timer for timer in self._timers if timer.due <= now]:
+            if timer.period_s is None:
+                self._timers.remove(timer)
+            else:
                 timer.due = now + timer.period_s
-                timer.on_time()
+            timer.on_time()
 
     def _deliver(self, read_end: int) -> None:
         for signum in os.read(read_end, 64):
@@ -75,7 +81,7 @@ class Loop:
 
 
 class _Timer:
-    def __init__(self, period_s: float, due: float, on_time: Callable[[], None]) -> None:
+    def __init__(self, period_s: float | None, due: float, on_time: Callable[[], None]) -> None:
         self.period_s = period_s
         self.due = due
         self.on_time = on_time

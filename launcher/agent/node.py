@@ -16,8 +16,10 @@ from typing import Any
 from launcher.agent import addresses, binding, channel, scratch
 from launcher.agent.allocation import NUMBER, Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
+from launcher.agent.head import SILENCE_S
 from launcher.agent.logs import say
 from launcher.agent.loop import Loop
+from launcher.agent.members import RETURN_S
 from launcher.agent.office import HeadOffice
 from launcher.agent.torchrun import TorchrunWorkers
 from launcher.agent.workers import Attempt, Workers
@@ -26,8 +28,10 @@ from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 1.0
 RECONNECT_S = 0.2
+HOLD_S = RETURN_S
+"""How long workers are held for a successor of a head agent that is lost. After that it may go on without this node."""
 REACH_S = 10.0
 """In an allocation: how long the head node may be silent. One that refuses is up, and does not listen yet."""
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -62,11 +66,14 @@ class NodeAgent:
         self._events = EventWriter(run.path, f"node-{node}")
         self._orders: deque[dict[str, Any]] = deque()
         self._head: channel.Connection | None = None
+        self._heard_s = time.monotonic()
         self._office: HeadOffice | None = None
         workers = TorchrunWorkers if plan.engine == "torchrun" else Workers
         self._workers = workers(plan, run, node=node, loop=self._loop, events=self._events, zygote_end=zygote_end)
         self._workers.on_failure = self._report_failure
+        self._workers.on_suspect = self._report_suspect
         self._workers.on_done = self._report_done
+        self._workers.survivors.on_message = self._tell
         self._loop.on_signals({*_REASONS, *(_WARNINGS if allocation else ())}, self._on_signal)
         self._pending_stops: list[dict[str, Any]] = []
 
@@ -84,7 +91,7 @@ class NodeAgent:
                 self._plan, self._run, self._loop, listener, to_self=self._on_message, allocation=self._allocation
             )
         self._join()
-        self._loop.every(HEARTBEAT_S, lambda: self._tell({"type": "heartbeat"}))
+        self._loop.every(HEARTBEAT_S, self._beat)
         if self._plan.forks_workers:
             from launcher.agent.elastic import run_elastic_agent
 
@@ -124,8 +131,12 @@ class NodeAgent:
 
     def wait_for_order(self) -> bool:
         """True: kill and be ready for the next attempt; the order stays for `next_attempt`. False: over."""
-        self._loop.run_until(lambda: bool(self._orders))
-        return bool(self._orders[0]["type"] != "end")
+        while True:
+            self._loop.run_until(lambda: bool(self._orders))
+            if self._orders[0]["type"] != "rejoin" or self._workers.holding is None:
+                return bool(self._orders[0]["type"] != "end")
+            self._orders.popleft()
+            self._join()  # with the workers as they are: what they hold may be the newest there is
 
     def kill_workers(self) -> None:
         """End the workers and what they left behind."""
@@ -148,8 +159,13 @@ class NodeAgent:
         begun_s = time.monotonic()
         token = bytes.fromhex(self._run.token.read_text())
         while self._head is None:
+            held_s = begun_s + HOLD_S - time.monotonic()
+            if self._workers.holding is not None and held_s <= 0:
+                self._events.write("workers_given_up", node=self.node, waited_s=HOLD_S)
+                self.kill_workers()
+            limit_s = REACH_S if self._workers.holding is None else held_s
             try:
-                self._head = channel.connect(self._endpoint, token, self._loop, timeout_s=REACH_S)
+                self._head = channel.connect(self._endpoint, token, self._loop, timeout_s=limit_s)
             except channel.ChannelError as error:
                 self._give_up(str(error))
                 return
@@ -164,7 +180,9 @@ class NodeAgent:
         self._has_joined = True
         self._head.on_message = self._on_message
         self._head.on_end = self._on_head_lost
-        self._tell({"type": "join", "node": self.node, "host": socket.gethostname(), "pid": os.getpid()})
+        self._heard_s = time.monotonic()
+        join = {"type": "join", "node": self.node, "host": socket.gethostname(), "pid": os.getpid()}
+        self._tell({**join, "holds": self._workers.holding})
         for stop in self._pending_stops:
             self._tell(stop)
 
@@ -205,6 +223,12 @@ class NodeAgent:
             self._events.write("head_lost", node=self.node, reason=reason)
             self._orders.append({"type": "rejoin"})
 
+    def _beat(self) -> None:
+        """Say that this agent is alive; notice a head agent that is not, or is cut off."""
+        self._tell({"type": "heartbeat"})
+        if self._head is not None and time.monotonic() - self._heard_s > SILENCE_S:
+            self._head.end(f"nothing heard for {SILENCE_S:g} s")
+
     def _tell(self, message: dict[str, Any]) -> None:
         if self._office is not None:
             self._office.hear_self(message)
@@ -213,8 +237,16 @@ class NodeAgent:
 
     def _on_message(self, message: dict[str, Any]) -> None:
         kind = message["type"]
+        self._heard_s = time.monotonic()
+        if kind == "beat":
+            return
         if kind == "stop":
             self._workers.stop()
+        elif kind == "report":
+            self._workers.report(message["attempt"])
+        elif kind == "keep":
+            to_disk = message.get("to_disk", False)
+            self._workers.survivors.keep(message["attempt"], message["rank"], to_disk=to_disk)
         elif kind == "stacks":
             self._workers.show_stacks()
         elif kind == "end":
@@ -238,9 +270,12 @@ class NodeAgent:
             self._pending_stops.append(stop)
         self._tell(stop)
 
-    def _report_failure(self, failure: Failure) -> None:
+    def _report_failure(self, failure: Failure, kind: str = "failed") -> None:
         fields = {key: getattr(failure, key) for key in Failure.__dataclass_fields__}
-        self._tell({"type": "failed", "failure": {**fields, "cause": failure.cause.value}})
+        self._tell({"type": kind, "failure": {**fields, "cause": failure.cause.value}})
+
+    def _report_suspect(self, failure: Failure) -> None:
+        self._report_failure(failure, "suspect")
 
     def _report_done(self, attempt: int, exit_codes: dict[int, int]) -> None:
         codes = {str(rank): code for rank, code in exit_codes.items()}

@@ -32,6 +32,8 @@ from launcher.runs.times import newest_submission
 from launcher.wording import count
 
 _TICK_S = 0.25
+_BEAT_S = 1.0
+"""How often the other agents hear something: a head agent that is silent is lost."""
 _LOOK_S = 1.0
 """How often the head agent looks for what the batch side has to say."""
 _MAX_REFUSALS = 100
@@ -67,6 +69,9 @@ class HeadOffice:
         self._head = Head(
             node_count=len(plan.nodes),
             workers_per_node=plan.nproc_per_node,
+            min_nodes=plan.min_nodes,
+            rescues=plan.rescue,
+            members_before=_last_members(attempts),
             max_restarts=plan.limits.max_restarts,
             resumable=plan.resumable,
             grace_s=plan.limits.grace_s,
@@ -90,6 +95,7 @@ class HeadOffice:
         token = bytes.fromhex(run.token.read_text())
         Server(listener, token, loop, on_connection=self._greet, on_refused=self._refused)
         loop.every(_TICK_S, self._tick)
+        loop.every(_BEAT_S, self._beat)
         if allocation is not None:
             loop.every(_LOOK_S, self._look)
 
@@ -131,7 +137,7 @@ class HeadOffice:
         self._connections[node], self._agents[node] = connection, (host, message.get("pid"))
         connection.on_message = lambda heard: self._hear(node, heard)
         connection.on_end = lambda reason: self._lost(node, connection, reason)
-        self._do(self._head.joined(node, host))
+        self._do(self._head.joined(node, host, holds=message.get("holds")))
 
     def _comes_again(self, node: int, host: str, pid: object) -> bool:
         """Whether it is the agent that we knew, or its successor: after a cut link nobody tells us of the old end.
@@ -146,7 +152,8 @@ class HeadOffice:
         if self._connections.get(node) is connection:
             del self._connections[node]
             self._tick_clock()
-            self._do(self._head.lost(node, reason))
+            if not self._head.is_lost(node):  # by its silence before
+                self._do(self._head.lost(node, reason))
 
     def _hear(self, node: int, message: dict[str, Any]) -> None:
         self._tick_clock()
@@ -158,6 +165,16 @@ class HeadOffice:
         elif kind == "failed":
             raw = message["failure"]
             self._do(head.failed(self._placed(Failure(**{**raw, "cause": Cause(raw["cause"])}))))
+        elif kind == "suspect":
+            raw = message["failure"]
+            self._do(head.suspected(self._placed(Failure(**{**raw, "cause": Cause(raw["cause"])}))))
+        elif kind == "holds":
+            steps = {int(rank): step for rank, step in message["steps"].items()}
+            self._do(head.holds(node, message["attempt"], steps))
+        elif kind == "kept":
+            self._do(head.kept(message["attempt"], message["rank"], message.get("error")))
+        elif kind == "saved":
+            self._do(head.saved(message["attempt"]))
         elif kind == "done":
             codes = {int(rank): code for rank, code in message["exit_codes"].items()}
             self._do(head.done(node, message["attempt"], codes))
@@ -170,6 +187,10 @@ class HeadOffice:
         self._tick_clock()
         self._head.heard(0)
         self._do(self._head.tick())
+
+    def _beat(self) -> None:
+        for connection in list(self._connections.values()):  # one that breaks is taken out
+            connection.send({"type": "beat"})
 
     def _look(self) -> None:
         """A wish of the batch side, and whether the run goes on elsewhere while this node was cut off."""
@@ -268,6 +289,12 @@ class HeadOffice:
         self._port_holder.bind(("", 0))
         port: int = self._port_holder.getsockname()[1]
         return port
+
+
+def _last_members(attempts: Sequence[Event]) -> tuple[int, ...]:
+    """The nodes of the newest attempt; empty where it had all of them."""
+    newest = max(attempts, key=lambda event: int(event["attempt"]), default={})
+    return tuple(newest.get("members") or ())
 
 
 def _last_failure(events: Sequence[Event]) -> Failure | None:

@@ -133,6 +133,12 @@ def is_zombie(pid: int) -> bool:
     return not fields or fields[0] in "ZX"
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still by a signal (SIGSTOP), or under a debugger."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in "Tt"
+
+
 def exit_code(status: int) -> int:
     """The shell's exit code of a wait status: 128 + n for a process that signal n ended."""
     return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

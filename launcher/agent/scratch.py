@@ -38,7 +38,7 @@ def make(run_id: str, *, base: str | None = None) -> None:
     base: the folder that it is made in; None = where temporary files go anyway.
     """
     given, base = base, tempfile.gettempdir() if base is None else base
-    folder = Path(base, _name(run_id))
+    folder = Path(base, owned_name(run_id))
     if len(os.fsencode(folder)) > _MAX_LENGTH:
         folder = Path(_SHORT, folder.name)
         if given is not None:
@@ -61,10 +61,7 @@ def forget_default() -> None:
 
 def clear() -> None:
     """Remove TMPDIR, where it is a folder of this process, or of an owner that is dead."""
-    folder = Path(os.environ.get("TMPDIR", "/"))
-    match = _NAME.fullmatch(folder.name)
-    if match is not None and (int(match["pid"]) == os.getpid() or not _owner_lives(match)):
-        shutil.rmtree(folder, ignore_errors=True)
+    if remove_owned(os.environ.get("TMPDIR", "/")):
         with contextlib.suppress(OSError, KeyError):
             os.rmdir(os.environ[_COMPILED])  # noqa: PTH106 - only where it is empty: importing torch._dynamo makes it
 
@@ -72,9 +69,30 @@ def clear() -> None:
 def sweep(*, base: str | None = None) -> None:
     """Remove what killed runs of this user have left here, in this folder too."""
     for folder in {tempfile.gettempdir(), _SHORT, base or _SHORT}:
-        for found, run in _abandoned(folder):
-            if run not in _living_runs():
-                shutil.rmtree(found, ignore_errors=True)
+        for found in abandoned(folder):
+            shutil.rmtree(found, ignore_errors=True)
+
+
+def owned_name(run_id: str) -> str:
+    """The name of a folder of this process: of the run, and with its owner."""
+    return f"launch-{_tail(run_id)}-{os.getpid()}-{proc.start_time(os.getpid()) or 0:x}-{_place()}"
+
+
+def remove_owned(path: str) -> bool:
+    """Remove a folder with such a name, if it is of this process or of an owner that is dead; whether it was."""
+    folder = Path(path)
+    match = _NAME.fullmatch(folder.name)
+    if match is None or (int(match["pid"]) != os.getpid() and _owner_lives(match)):
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def abandoned(base: str) -> list[Path]:
+    """Folders with such names in this one whose owners are dead, and whose runs have no process left here."""
+    found = list(_abandoned(base))
+    living = _living_runs() if found else set()
+    return [path for path, run in found if run not in living]
 
 
 def _abandoned(base: str) -> Iterator[tuple[Path, str]]:
@@ -103,10 +121,6 @@ def _living_runs() -> set[str]:
 def _owner_lives(match: re.Match[str]) -> bool:
     """Whether the process with this number is still the one that made the folder."""
     return proc.start_time(int(match["pid"])) == int(match["start"], 16)
-
-
-def _name(run_id: str) -> str:
-    return f"launch-{_tail(run_id)}-{os.getpid()}-{proc.start_time(os.getpid()) or 0:x}-{_place()}"
 
 
 def _tail(run_id: str) -> str:

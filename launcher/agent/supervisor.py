@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from launcher import redact
-from launcher.agent import channel, proc, scratch, zygote
+from launcher.agent import channel, memory, proc, scratch, zygote
 from launcher.agent.allocation import Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
 from launcher.agent.effects import Finish
@@ -70,6 +70,10 @@ def supervise(run: RunDir, *, wait: bool, setup_done: bool = False, watch_fd: in
         _set_up(plan, run, signals=read_end, watch_fd=watch_fd)
     scratch.sweep()
     scratch.make(run.run_id)
+    memory.forget()
+    if plan.worker.kind == "job":
+        memory.sweep()
+        memory.make(run.run_id)
     # The head's endpoint is this process's too, so the successor of a lost head takes it over with its backlog.
     listener = channel.listen(plan.nodes[0].address)
     try:
@@ -81,6 +85,7 @@ def supervise(run: RunDir, *, wait: bool, setup_done: bool = False, watch_fd: in
         _end_early(plan, run, Finish(RunState.FAILED, Cause.USAGE, 1, str(error)))
     finally:
         scratch.clear()
+        memory.clear()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -124,6 +129,7 @@ def _end_early(plan: Plan, run: RunDir, end: Finish, **more: object) -> NoReturn
     write_result(run, plan, end, attempt=0, restarts=0, first=None)
     proc.sweep_all()
     scratch.clear()
+    memory.clear()
     os._exit(0)
 
 
@@ -148,7 +154,8 @@ def wait_for_go(run: RunDir) -> int | None:
 class Supervisor:
     """Forks the agents of these nodes (None: of all), replaces those that are killed, and sees them out.
 
-    `listener`: where agents come to the head agent, on the machine that has node 0. `signals`: see `hear_signals`.
+    `listener`: where agents come to the head agent, on the machine that has node 0. `head`: its address and port, where
+    there are other machines. `signals`: see `hear_signals`.
     """
 
     def __init__(
@@ -160,14 +167,15 @@ class Supervisor:
         *,
         watch_fd: int | None = None,
         nodes: Sequence[int] | None = None,
+        head: tuple[str, int] | None = None,
         allocation: Allocation | None = None,
     ) -> None:
-        self._plan, self._run, self._listener = plan, run, listener
+        self._plan, self._run, self._listener, self._head = plan, run, listener, head
         self._signals, self._watch_fd = signals, watch_fd
         self._nodes = [node.index for node in plan.nodes] if nodes is None else nodes
         self._allocation = allocation
         # One writer per file, on all nodes together: two machines may have the same pid.
-        writer = "supervisor" if allocation is None else f"supervisor-{self._nodes[0]}"
+        writer = "supervisor" if head is None else f"supervisor-{self._nodes[0]}"
         self._events = EventWriter(run.path, f"{writer}-{os.getpid()}")
         self._agents: dict[int, int] = {}
         self._gave_up = False
@@ -179,7 +187,7 @@ class Supervisor:
     def run(self) -> int:
         """Fork, watch, see out; 0 when the agents ended in order (result.json says how the run did), else 70.
 
-        1 where an agent of a SLURM job has not found its head agent.
+        1 where an agent has not found its head agent on another machine.
         """
         address, port = self._endpoint()
         channel_at = {"address": address, "port": port}
@@ -199,8 +207,8 @@ class Supervisor:
 
     def _endpoint(self) -> tuple[str, int]:
         """Of the head agent."""
-        if self._allocation is not None:
-            return self._allocation.head
+        if self._head is not None:
+            return self._head
         assert self._listener is not None
         address, port = self._listener.getsockname()[:2]
         return address, port
@@ -220,6 +228,7 @@ class Supervisor:
                 listener=self._listener,
                 endpoint=self._endpoint(),
                 allocation=self._allocation,
+                is_alone=self._head is not None,
             )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SENT)
         self._agents[node] = pid
@@ -282,7 +291,7 @@ class Supervisor:
             self._replaced += 1
             self._fork(node)
             return
-        if self._allocation is not None and os.waitstatus_to_exitcode(status) == GAVE_UP:
+        if self._head is not None and os.waitstatus_to_exitcode(status) == GAVE_UP:
             self._gave_up = True
             return
         # A crash of ours, or a kill during a stop: the others cannot finish without it.
@@ -298,6 +307,7 @@ def _run_agent(
     listener: socket.socket | None,
     endpoint: tuple[str, int],
     allocation: Allocation | None,
+    is_alone: bool,
 ) -> NoReturn:
     """The forked agent: first its zygote, while this process has neither thread nor socket of its own."""
     from launcher.agent.node import NodeAgent
@@ -311,4 +321,4 @@ def _run_agent(
     agent.serve(listener if node == 0 else None)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(GAVE_UP if agent.gave_up and allocation is not None else 0)
+    os._exit(GAVE_UP if agent.gave_up and is_alone else 0)

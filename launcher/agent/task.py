@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher import redact
-from launcher.agent import addresses, allocation, binding, channel, proc, scratch, zygote
+from launcher.agent import addresses, allocation, binding, channel, memory, proc, scratch, zygote
 from launcher.agent.allocation import Allocation
 from launcher.agent.binding import NodeError
 from launcher.agent.logs import say
@@ -52,6 +52,7 @@ def run_task(run: RunDir, *, setup_done: bool = False) -> NoReturn:
         code = _fail(run, node, host, error)
     finally:
         scratch.clear()
+        memory.clear()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -77,6 +78,10 @@ def _serve(plan: Plan, run: RunDir, node: int, host: str, *, place: Allocation, 
         base = _scratch(plan.scratch)
         scratch.sweep(base=base)
         scratch.make(run.run_id, base=base)
+        memory.forget()
+        if plan.worker.kind == "job":
+            memory.sweep()
+            memory.make(run.run_id)
         listener = _listen(place) if node == 0 else None
         zygote.preload((plan.worker.preload or ()) if plan.forks_workers else ())
     except zygote.PreloadError as error:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import proc, stacks, zygote
+from launcher.agent import control, memory, proc, stacks, zygote
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
 from launcher.agent.cgroup import MemoryGroup, memory_group
 from launcher.agent.last_words import LastWords
 from launcher.agent.logs import LineFile, Stream, Streams, prefixed
 from launcher.agent.loop import Loop
 from launcher.agent.progress import TELL_EVERY_S, StepClock
+from launcher.agent.survivors import Survivors
 from launcher.placeholders import attempt_argv
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
@@ -84,9 +85,12 @@ class Workers:
         self, plan: Plan, run: RunDir, *, node: int, loop: Loop, events: EventWriter, zygote_end: socket.socket
     ) -> None:
         self.on_failure: Callable[[Failure], None] = lambda failure: None
+        self.on_suspect: Callable[[Failure], None] = lambda failure: None
         self.on_done: Callable[[int, dict[int, int]], None] = lambda attempt, exit_codes: None
         self._plan, self._run, self._node, self._loop, self._events = plan, run, node, loop, events
         self._console = LineFile(run.console)
+        self.survivors = Survivors(loop, disk=str(run.checkpoints))
+        self.survivors.on_peer_lost = self._peer_lost
         self._workers: dict[int, Worker] = {}
         self._prepared: dict[int, tuple[zygote.WorkerStart, tuple[int, ...]]] = {}
         """What to start by local rank, with the descriptors that it gets."""
@@ -96,6 +100,7 @@ class Workers:
         self._killing = False
         self._showing_stacks = False
         self._clock: StepClock | None = None
+        self._memory_dir: str | None = None
         if node == 0 and plan.worker.progress_log is not None:
             loop.every(TELL_EVERY_S, lambda: None if self._clock is None else self._clock.flush())
         self._watch_zygote(zygote_end)
@@ -107,6 +112,8 @@ class Workers:
             worker.page.close()
         self._workers, self._prepared = {}, {}
         pattern = self._plan.worker.progress_log
+        self._memory_dir = memory.of_node(self._node) if self._plan.worker.kind == "job" else None
+        self.survivors.begin(order.attempt, self._memory_dir)
         self._clock = StepClock(pattern, self._tell_step) if self._node == 0 and pattern is not None else None
         for local_rank in range(self._plan.nproc_per_node):
             self._workers[local_rank] = self._prepare(local_rank, order)
@@ -132,6 +139,16 @@ class Workers:
         """Have every worker that runs write its stacks into its log, and into that alone: they are many lines."""
         self._showing_stacks = True
         stacks.request(worker.pid for worker in self._workers.values() if worker.pid > 0 and worker.exit_code is None)
+
+    def report(self, attempt: int) -> None:
+        """Have those that live let go of their peers, and say what they hold."""
+        alive = (worker for worker in self._workers.values() if worker.pid > 0 and worker.exit_code is None)
+        self.survivors.report(attempt, {worker.rank: worker.pid for worker in alive})
+
+    @property
+    def holding(self) -> int | None:
+        """The attempt of the workers that are there and could keep their state; None where there are none."""
+        return self._attempt if self._plan.rescue and not self._empty and not self._killing else None
 
     def kill(self) -> None:
         """End every worker and whatever it left behind; return when nothing is left."""
@@ -172,6 +189,7 @@ class Workers:
             error_file=str(error_file),
             newest=order.newest,
             members=order.members,
+            memory_dir=self._memory_dir,
         )
         work = plan.worker
         start = zygote.WorkerStart(
@@ -185,7 +203,7 @@ class Workers:
             module_folder=self._module_folder() if work.kind == "script" and work.module is not None else None,
             argv=attempt_argv(work.argv, work.resume_argv, attempt=order.attempt, newest=order.newest),
             python=None if plan.forks_workers else work.python,
-            inherits=(FD_VARIABLE,),
+            inherits=(FD_VARIABLE, control.FD_VARIABLE) if plan.rescue else (FD_VARIABLE,),
         )
         file = LineFile(log)
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
@@ -200,7 +218,8 @@ class Workers:
         )
         for fd, is_stderr in ((out_read, False), (err_read, True)):
             self._watch_stream(worker, fd, is_stderr=is_stderr)
-        self._prepared[local_rank] = (start, (out_write, err_write, os.dup(worker.page.fd)))
+        more = (self.survivors.add(rank),) if plan.rescue else ()
+        self._prepared[local_rank] = (start, (out_write, err_write, os.dup(worker.page.fd), *more))
         return worker
 
     def _send(self, start: zygote.WorkerStart, fds: Sequence[int]) -> None:
@@ -234,6 +253,7 @@ class Workers:
         self._events.write("progress", attempt=self._attempt, step=step)
 
     def _ended(self, worker: Worker, status: int) -> None:
+        self.survivors.ended(worker.rank)
         worker.streams.close()
         if self._clock is not None:
             self._clock.end() if worker.rank == 0 else self._clock.flush()
@@ -253,6 +273,25 @@ class Workers:
             self.on_failure(self._failure(worker, worker.exit_code, error))
         elif all(other.exit_code in (0, STOPPED_EXIT_CODE) for other in self._workers.values()):
             self.on_done(self._attempt, {other.rank: other.exit_code or 0 for other in self._workers.values()})
+
+    def _peer_lost(self, rank: int, message: str, step: int | None) -> None:
+        """A worker that lives has noticed that another does not: how it would have ended."""
+        worker = next(worker for worker in self._workers.values() if worker.rank == rank)
+        error = {"message": message}
+        cause = classify(1, error)
+        failure = Failure(
+            attempt=self._attempt,
+            node=self._node,
+            rank=rank,
+            pid=worker.pid,
+            exit_code=1,
+            cause=cause if cause in (Cause.PEER_LOST, Cause.HANG) else Cause.PEER_LOST,
+            message=describe(1, error),
+            place="",
+            log=str(worker.log.relative_to(self._run.path)),
+            step=step,
+        )
+        self.on_suspect(failure)
 
     def _failure(self, worker: Worker, exit_code: int, error: dict[str, Any] | None) -> Failure:
         memory = worker.memory

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher import redact
-from launcher.agent import allocation, proc, scratch, wrapper
+from launcher.agent import allocation, memory, proc, scratch, wrapper
 
 _MAX_DATAGRAM_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 8
@@ -228,6 +228,7 @@ class _Zygote:
     def _end(self) -> NoReturn:
         proc.sweep_all()
         scratch.clear()
+        memory.clear()
         os._exit(0)
 
 

@@ -341,7 +341,7 @@ class TestLostNode:
         head.heard(0)
         effects = head.tick()
         assert "node_lost" in recorded(effects)
-        assert "nothing heard for 20 s" in said(effects)
+        assert f"nothing heard for {SILENCE_S:g} s" in said(effects)
 
     def test_one_that_was_suspended_while_ready_is_asked_again_and_belongs_again(self) -> None:
         head = make_head()

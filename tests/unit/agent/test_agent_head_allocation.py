@@ -63,9 +63,9 @@ def test_a_later_stop_shortens_the_wait_and_ends_nothing_at_once() -> None:
     head.now_s = 5.0
     assert head.stop(0, "TERM", TERM) == []
     assert head.phase is Phase.STOPPING
+    head.now_s = 5.0 + GRACE_S / 2
     for node in (0, 1):
         head.heard(node)
-    head.now_s = 5.0 + GRACE_S / 2
     assert "the grace time is over" in said(head.tick())
 
 
