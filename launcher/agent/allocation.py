@@ -15,7 +15,9 @@ SECONDS_LEFT = "LAUNCH_SECONDS_LEFT"
 """Until SLURM ends the job; not set where it has no end."""
 NUMBER = "LAUNCH_ALLOCATION"
 """Of this allocation, from 1."""
-VARIABLES = (HEAD, SECONDS_LEFT, NUMBER)
+NODES = "LAUNCH_NODES"
+"""How many nodes it has: of MIN:MAX, perhaps fewer than the plan."""
+VARIABLES = (HEAD, SECONDS_LEFT, NUMBER, NODES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class Allocation:
     head: tuple[str, int]
     ends_s: float | None
     """When SLURM ends the job, by this process's monotonic clock."""
+    nodes: int | None = None
+    """How many it has; the plan's further nodes never come. None: all of the plan."""
 
 
 def from_environment(env: Mapping[str, str], *, now_s: float) -> Allocation:
@@ -35,14 +39,23 @@ def from_environment(env: Mapping[str, str], *, now_s: float) -> Allocation:
     if not separator or not port.isdecimal() or not number.isdecimal():
         raise ValueError(f"{HEAD} and {NUMBER} are not set: a task is started by the batch side, with srun")
     ends_s = None if left is None else now_s + float(left)
-    return Allocation(number=int(number), head=(address.strip("[]"), int(port)), ends_s=ends_s)
+    nodes = env.get(NODES, "")
+    return Allocation(
+        number=int(number),
+        head=(address.strip("[]"), int(port)),
+        ends_s=ends_s,
+        nodes=int(nodes) if nodes.isdecimal() else None,
+    )
 
 
-def to_environment(number: int, head: tuple[str, int], seconds_left: float | None) -> dict[str, str]:
+def to_environment(
+    number: int, head: tuple[str, int], seconds_left: float | None, *, nodes: int | None = None
+) -> dict[str, str]:
     """What `from_environment` reads."""
     left = {} if seconds_left is None else {SECONDS_LEFT: f"{seconds_left:.0f}"}
     address = f"[{head[0]}]" if ":" in head[0] else head[0]
-    return {HEAD: f"{address}:{head[1]}", NUMBER: str(number), **left}
+    has = {} if nodes is None else {NODES: str(nodes)}
+    return {HEAD: f"{address}:{head[1]}", NUMBER: str(number), **left, **has}
 
 
 def record_of(run_dir: Path, number: int) -> Path:

@@ -174,7 +174,7 @@ class _Batch:
             watch_fd=self._watch_fd,
             ends_s=ends_s,
         )
-        code, said = step.run(head, left_s)
+        code, said = step.run(head, left_s, nodes=len(hosts))
         return self._after(step, code, said, seconds_left=None if ends_s is None else ends_s - time.monotonic())
 
     # ---------------------------------------------------------------- before
@@ -208,22 +208,24 @@ class _Batch:
             )
 
     def _hosts(self) -> tuple[str, ...]:
-        """The nodes of the allocation, in its order. Raises BatchError for anything that is not the plan's number."""
+        """The nodes of the allocation, in its order. Raises BatchError for any number that is not the plan's."""
         text = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST", "")
         wanted = len(self._plan.nodes)
+        least = self._plan.min_nodes or wanted
         try:
             hosts = scheduler.host_names(text)
         except SchedulerError:
             try:
                 hosts = hostlist.expand(text)
             except ValueError as error:
-                if wanted == 1:
+                if least == 1:
                     return (os.environ.get("SLURMD_NODENAME") or socket.gethostname(),)
                 raise BatchError(f"the nodes of the job are not known: {error}") from None
         if self._plan.executor == "here" and len(hosts) > wanted:
             return hosts[:wanted]
-        if len(hosts) != wanted:
-            raise BatchError(f"{wanted} nodes were asked for (resources.nodes), and the job has {len(hosts)}: {text}")
+        if not least <= len(hosts) <= wanted:
+            asked = wanted if least == wanted else f"{least} to {wanted}"
+            raise BatchError(f"{asked} nodes were asked for (resources.nodes), and the job has {len(hosts)}: {text}")
         return hosts
 
     def _ask_end(self) -> float | None:
@@ -254,6 +256,7 @@ class _Batch:
             terminated=step.terminated,
             srun_exit_code=srun_exit_code,
             bad_task=continuing.first_bad_task(srun_said),
+            is_elastic=self._plan.is_elastic,
         )
         if isinstance(end, Finish):
             return self._finish(continuing.by_full_disk(end, free_bytes=_free_bytes(self._run.path)))

@@ -1,4 +1,4 @@
-"""A plan for SLURM is made before there are nodes: here it is bound to the node that this task is on.
+"""A plan for other machines than the one that launches is bound to the node that this process is on.
 
 Pure but for the one question to the routing table, which is passed in. Standard library only.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from launcher.agent import addresses, hostlist
 from launcher.agent.addresses import Address
-from launcher.agent.allocation import HEAD, SECONDS_LEFT
+from launcher.agent.allocation import HEAD, NODES, SECONDS_LEFT
 from launcher.planning.plan import EnvVar, NodePlan, Plan
 from launcher.runs.states import Cause
 
@@ -60,14 +60,17 @@ class Bound:
     warnings: tuple[str, ...]
 
 
-def node_index(env: Mapping[str, str], node_count: int) -> int:
-    """Which node of the plan this is: the place in the allocation. Raises NodeError for anything but one per node."""
+def node_index(env: Mapping[str, str], node_count: int, *, at_least: int | None = None) -> int:
+    """Which node of the plan this is: the place in the allocation. Raises NodeError for anything but one per node.
+
+    at_least: how many nodes will do; None = all of the plan.
+    """
     node, task, count = (env.get(name, "") for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_NUM_NODES"))
     if not node.isdecimal():
         raise NodeError("SLURM_NODEID is not set: a task is started by srun")
     if node != task:
         raise NodeError(f"this is task {task} on node {node} of the job: there must be one task on each node")
-    if count.isdecimal() and int(count) != node_count:
+    if count.isdecimal() and not (node_count if at_least is None else at_least) <= int(count) <= node_count:
         raise NodeError(f"the job has {count} nodes, and the plan has {node_count}")
     if int(node) >= node_count:
         raise NodeError(f"this is node {node} of the job, and the plan has {node_count}")
@@ -92,14 +95,8 @@ def bind(
     assert plan.slurm is not None
     warnings = []
     gpus = _gpus(plan, env)
-    address = head if node == 0 else leads_to(head)
-    if address is None:
-        raise NodeError(f"no way leads to the head node at {head}; interfaces here: {addresses.listed(known)}")
-    interface = addresses.interface_of(address, known)
-    if interface is None:
-        where = "the head agent's address" if node == 0 else "the address that leads to the head node"
-        raise NodeError(f"{address}, {where}, is on no interface of {host}: {addresses.listed(known)}")
-    names = _hosts(env, len(plan.nodes))
+    address, interface = _way(node, host=host, head=head, known=known, leads_to=leads_to)
+    names = _hosts(env, len(plan.nodes), at_least=plan.min_nodes)
     nodes = [replace(each, host=name) for each, name in zip(plan.nodes, names, strict=True)]
     nodes[0] = replace(nodes[0], address=head)
     nodes[node] = NodePlan(index=node, host=host, address=address, cpus=tuple(sorted(cpus)), gpus=gpus)
@@ -113,19 +110,55 @@ def bind(
         plan,
         nodes=tuple(nodes),
         env=_with_interface(plan, interface, known, host),
-        env_unset=(*plan.env_unset, HEAD, SECONDS_LEFT, *(name for name in env if name.startswith(TASK_SCOPED))),
+        env_unset=(*plan.env_unset, HEAD, SECONDS_LEFT, NODES, *(name for name in env if name.startswith(TASK_SCOPED))),
     )
     return Bound(plan=bound, warnings=tuple(warnings))
 
 
-def _hosts(env: Mapping[str, str], count: int) -> Sequence[str]:
-    """The names of all nodes, in the order of the job; numbers where SLURM's list cannot be read (names only show)."""
+def bind_host(
+    plan: Plan,
+    node: int,
+    *,
+    host: str,
+    head: str,
+    known: tuple[Address, ...],
+    leads_to: Callable[[str], str | None] = addresses.leads_to,
+) -> Plan:
+    """The plan on one of several machines that no scheduler has given: CPUs and GPUs are the plan's own.
+
+    head: the address of node 0. Raises NodeError.
+    """
+    address, interface = _way(node, host=host, head=head, known=known, leads_to=leads_to)
+    nodes = list(plan.nodes)
+    nodes[0] = replace(nodes[0], address=head)
+    nodes[node] = replace(nodes[node], host=host, address=address)
+    return replace(plan, nodes=tuple(nodes), env=_with_interface(plan, interface, known, host))
+
+
+def _way(
+    node: int, *, host: str, head: str, known: tuple[Address, ...], leads_to: Callable[[str], str | None]
+) -> tuple[str, str]:
+    """By which address and interface of this node the others are reached. Raises NodeError where there is none."""
+    address = head if node == 0 else leads_to(head)
+    if address is None:
+        raise NodeError(f"no way leads to the head node at {head}; interfaces here: {addresses.listed(known)}")
+    interface = addresses.interface_of(address, known)
+    if interface is None:
+        where = "the head agent's address" if node == 0 else "the address that leads to the head node"
+        raise NodeError(f"{address}, {where}, is on no interface of {host}: {addresses.listed(known)}")
+    return address, interface
+
+
+def _hosts(env: Mapping[str, str], count: int, *, at_least: int | None = None) -> Sequence[str]:
+    """The names of all nodes, in the order of the job; `?` where SLURM's list cannot be read (names only show), and
+    for the last ones of the plan, where the job has fewer."""
     text = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
     try:
         names: Sequence[str] = hostlist.expand(text)
     except ValueError:
         names = ()
-    return names if len(names) == count else ["?"] * count
+    fits = (count if at_least is None else at_least) <= len(names) <= count
+    return [*names, *["?"] * (count - len(names))] if fits else ["?"] * count
 
 
 def _gpus(plan: Plan, env: Mapping[str, str]) -> tuple[int, ...]:

@@ -130,6 +130,7 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
     terminated: bool,
     srun_exit_code: int | None,
     bad_task: BadTask | None,
+    is_elastic: bool = False,
 ) -> AllocationEnd | Finish:
     """Why the allocation has ended; Finish where that ends the run too.
 
@@ -137,10 +138,12 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
     often SLURM had requeued the job before this allocation. seconds_left: to the time limit by our clock, below 0 after
     it; what a view says of it counts more.
     terminated: SLURM has sent TERM to the batch script. srun_exit_code: None while it still runs.
+    is_elastic: the run goes on without a node that is lost, or that could not begin; but for the first one.
     """
     own = own_events(events, allocation)
-    if (failed := _first(own, "node_failed")) is not None:
-        return _node_failed(failed)
+    failed = [event for event in own if event["event"] == "node_failed" and not (is_elastic and event.get("node"))]
+    if failed:
+        return _node_failed(failed[0])
     stopped = next((event for event in own if event["event"] == "stopped" and _is_of(event, allocation)), {})
     saved = bool(stopped.get("saved"))
     code = STOPPED_EXIT_CODE if saved else int(stopped.get("exit_code", 128 + SIGTERM))
@@ -160,7 +163,7 @@ def end_of_allocation(  # noqa: PLR0911 - the causes, in the order in which they
         return ended(Cause.PREEMPTED, "preempted by another job")
     if cause == Cause.TIME_LIMIT or (ends and seconds_left is not None and seconds_left < _AT_LIMIT_S):
         return ended(Cause.TIME_LIMIT, "the time limit of the job was reached")
-    lost = _lost_node(own)
+    lost = None if is_elastic and (stopped or ends) else _lost_node(own)
     if bad_task is not None and bad_task.was_killed and (lost is not None or not (stopped or ends)):
         reason = (
             f"node {bad_task.task} ({bad_task.host}) was lost: the launcher's process there ended by {bad_task.what}"

@@ -11,13 +11,14 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 
 from launcher.agent import allocation, scheduler
 from launcher.agent.endpoint import Head
 from launcher.agent.logs import say
 from launcher.agent.scheduler import JobView, SchedulerError
 from launcher.planning.plan import Plan
-from launcher.runs.events import EventWriter
+from launcher.runs.events import EventWriter, read_lines, time_of
 from launcher.runs.rundir import RunDir
 from launcher.wording import signal_name
 
@@ -28,6 +29,8 @@ _SRUN_LATE_S = 15.0
 _LAST_WORD_S = 2.0
 """Before SLURM's KILL: by then the end is written down, whether the tasks have left or not."""
 _TAIL_BYTES = 4096
+_OWN_WORDS = 3
+"""`srun --nodes=N --ntasks=N`: what follows may hold words of the user's."""
 
 
 class JobWatch:
@@ -77,6 +80,7 @@ class JobStep:
         self._events, self._watch, self._ends_s = events, watch, ends_s
         self._signals, self._watch_fd = signals, watch_fd
         self._kill_by_s: float | None = None
+        self._begun_s = 0.0
         self.user_stop = ""
         """Why the user's own terminal has ended it, with `--on here`; empty: it has not."""
 
@@ -85,14 +89,18 @@ class JobStep:
         """Whether SLURM has sent TERM to the batch script to end the job."""
         return self._kill_by_s is not None
 
-    def run(self, head: Head, left_s: float | None) -> tuple[int | None, str]:
-        """Start the agents and see them out: srun's exit code (None: it was not waited for) and its standard error."""
+    def run(self, head: Head, left_s: float | None, *, nodes: int) -> tuple[int | None, str]:
+        """Start the agents and see them out: srun's exit code (None: it was not waited for) and its standard error.
+
+        nodes: how many the job has.
+        """
+        self._begun_s = time.time()
         folder = self._run.slurm
         folder.mkdir(exist_ok=True)
         said = folder / f"srun-{self._number}.log"
-        told = allocation.to_environment(self._number, head.endpoint, left_s)
+        told = allocation.to_environment(self._number, head.endpoint, left_s, nodes=nodes)
         env = {**os.environ, **told, "LAUNCH_RUN_ID": self._plan.run_id}
-        argv = list(self._slurm.srun)
+        argv = on_nodes(self._slurm.srun, nodes)
         with said.open("ab") as log:
             try:
                 srun = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log, env=env, start_new_session=True)
@@ -167,6 +175,8 @@ class JobStep:
         """When the tasks are late, once the head agent has said how it ended. Those of a lost node never leave."""
         if self._run.result.exists():
             return now_s + _SRUN_LATE_S
+        if self._plan.is_elastic and self._has_no_head():  # a step of a fixed size is ended by srun
+            return now_s
         path = self._run.events / "head.jsonl"
         mark = f'"allocation": {self._number}'
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -175,6 +185,18 @@ class JobStep:
                 if b'"stopped"' in line and mark.encode() in line:
                     return now_s + (_LOOK_S if b'"node_lost"' in line else _SRUN_LATE_S)
         return None
+
+    def _has_no_head(self) -> bool:
+        """Whether node 0, which is this one, could not begin in this allocation."""
+        said = read_lines(self._run.events / "node-0.jsonl")
+        return any(event.get("event") == "node_failed" and time_of(event) >= self._begun_s for event in said)
+
+
+def on_nodes(srun: Sequence[str], nodes: int) -> list[str]:
+    """The plan's line for as many nodes as the job has: of MIN:MAX, perhaps fewer than the most."""
+    sizes = ("--nodes=", "--ntasks=")
+    own = [f"{word.partition('=')[0]}={nodes}" if word.startswith(sizes) else word for word in srun[:_OWN_WORDS]]
+    return [*own, *srun[_OWN_WORDS:]]
 
 
 def _end(srun: subprocess.Popen[bytes]) -> int | None:

@@ -1,7 +1,8 @@
-"""One node of a SLURM job: what srun starts there, once. It imports for the workers, forks the agent, and sees it out.
+"""One node of several: what is started there, once, by srun (`run_task`) or by whoever else reaches the machine
+(`run_node`). It imports for the workers, forks the agent, and sees it out.
 
 What keeps a node from joining ends the run: the node says so in an event (`node_failed`) and leaves with a code that
-makes srun end the other tasks.
+makes srun end the other tasks; but not those of a run that goes on with fewer nodes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,13 +32,40 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Which node this is, and where its head agent listens."""
+
+    node: int
+    head: tuple[str, int]
+    allocation: Allocation | None
+
+
 def run_task(run: RunDir, *, setup_done: bool = False) -> NoReturn:
-    """Run the agent of this node and exit when it has ended: 0 in order, else with what ends the job."""
+    """Run the agent of this node of a SLURM job and exit when it has ended: 0 in order, else with what ends the job."""
     # Nobody is to die of a warning that SLURM was asked to send: the agent decides what it means.
     signals = hear_signals((signal.SIGUSR1, signal.SIGUSR2))
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    _run(run, host, _in_job, signals=signals, setup_done=setup_done)
+
+
+def run_node(run: RunDir, node: int, head: tuple[str, int], *, setup_done: bool = False) -> NoReturn:
+    """Run the agent of one node of a plan whose nodes are machines of their own; exit as `run_task` does.
+
+    head: address and port of the head agent, which is the agent of node 0 and listens there.
+    """
+
+    def place(plan: Plan) -> _Place:
+        if not 0 <= node < len(plan.nodes):
+            raise NodeError(f"--node {node}: the plan has the nodes 0 to {len(plan.nodes) - 1}")
+        return _Place(node=node, head=head, allocation=None)
+
+    _run(run, socket.gethostname(), place, signals=hear_signals(), setup_done=setup_done)
+
+
+def _run(run: RunDir, host: str, find_place: Callable[[Plan], _Place], *, signals: int, setup_done: bool) -> NoReturn:
     proc.adopt_orphans()
     sys.stdout, sys.stderr = redact.RedactedStream(1), redact.RedactedStream(2)
-    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         plan = Plan.from_json(run.plan.read_text(encoding="utf-8"))
     except OSError as error:
@@ -43,11 +73,11 @@ def run_task(run: RunDir, *, setup_done: bool = False) -> NoReturn:
     redact.remember(plan.secrets)
     node = -1
     try:
-        node = binding.node_index(os.environ, len(plan.nodes))
-        place = _place()
+        place = find_place(plan)
+        node = place.node
         if plan.setup and not setup_done:
             _set_up(plan, run, signals)
-        code = _serve(plan, run, node, host, place=place, signals=signals)
+        code = _serve(plan, run, host, place=place, signals=signals)
     except NodeError as error:
         code = _fail(run, node, host, error)
     finally:
@@ -58,23 +88,31 @@ def run_task(run: RunDir, *, setup_done: bool = False) -> NoReturn:
     os._exit(code)
 
 
-def _place() -> Allocation:
+def _in_job(plan: Plan) -> _Place:
+    """As the batch side says. Raises NodeError for a node that is none of the plan."""
+    node = binding.node_index(os.environ, len(plan.nodes), at_least=plan.min_nodes)
     try:
-        return allocation.from_environment(os.environ, now_s=time.monotonic())
+        found = allocation.from_environment(os.environ, now_s=time.monotonic())
     except ValueError as error:
         raise NodeError(str(error)) from None
+    return _Place(node=node, head=found.head, allocation=found)
 
 
-def _serve(plan: Plan, run: RunDir, node: int, host: str, *, place: Allocation, signals: int) -> int:
+def _serve(plan: Plan, run: RunDir, host: str, *, place: _Place, signals: int) -> int:
+    node, head = place.node, place.head
     try:
         if plan.forks_workers:
             zygote.preload(ENGINE)
         _say_who(plan, node, host)
         known = addresses.own_addresses()
-        cpus = os.sched_getaffinity(0)
-        bound = binding.bind(plan, node, env=os.environ, host=host, head=place.head[0], cpus=cpus, known=known)
-        for warning in bound.warnings:
-            say(run.console, warning)
+        if place.allocation is None:
+            plan = binding.bind_host(plan, node, host=host, head=head[0], known=known)
+        else:
+            cpus = os.sched_getaffinity(0)
+            bound = binding.bind(plan, node, env=os.environ, host=host, head=head[0], cpus=cpus, known=known)
+            for warning in bound.warnings:
+                say(run.console, warning)
+            plan = bound.plan
         base = _scratch(plan.scratch)
         scratch.sweep(base=base)
         scratch.make(run.run_id, base=base)
@@ -82,12 +120,12 @@ def _serve(plan: Plan, run: RunDir, node: int, host: str, *, place: Allocation, 
         if plan.worker.kind == "job":
             memory.sweep()
             memory.make(run.run_id)
-        listener = _listen(place) if node == 0 else None
+        listener = _listen(head) if node == 0 else None
         zygote.preload((plan.worker.preload or ()) if plan.forks_workers else ())
     except zygote.PreloadError as error:
         where = f"{sys.executable} on this node" if error.__cause__ is None else f"by {sys.executable}"
         raise NodeError(f"{error} ({where})", cause=Cause.USAGE) from error
-    return Supervisor(bound.plan, run, listener, signals, nodes=(node,), allocation=place).run()
+    return Supervisor(plan, run, listener, signals, nodes=(node,), head=head, allocation=place.allocation).run()
 
 
 def _say_who(plan: Plan, node: int, host: str) -> None:
@@ -97,13 +135,13 @@ def _say_who(plan: Plan, node: int, host: str) -> None:
     print(f"launch: node {node} is {host}: python {sys.version.split()[0]} in {sys.prefix}, {version}", flush=True)
 
 
-def _listen(place: Allocation) -> socket.socket:
-    """Where the other agents come to; the batch side has chosen it, on this node."""
+def _listen(head: tuple[str, int]) -> socket.socket:
+    """Where the other agents come to; who starts the agents has chosen it."""
     try:
-        return channel.listen(*place.head)
+        return channel.listen(*head)
     except OSError as error:
-        address = f"{place.head[0]}:{place.head[1]}"
-        raise NodeError(f"the head agent cannot listen at {address}, which the batch side chose: {error}") from None
+        address = f"{head[0]}:{head[1]}"
+        raise NodeError(f"the head agent cannot listen at {address}, which was chosen for it: {error}") from None
 
 
 def _scratch(folder: str | None) -> str | None:

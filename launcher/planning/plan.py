@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,15 @@ def slurm_agent_argv(python: str, run_dir: str, mode: str, *, own: bool = True) 
     """
     start = AGENT_START if own else f"{run_dir}/agent/start.py"
     return (python, "-P", start, "--run-dir", run_dir, f"--{mode}")
+
+
+def node_agent_argv(local_argv: Sequence[str], node: int, head: tuple[str, int]) -> tuple[str, ...]:
+    """`Plan.agent_argv` of a plan whose nodes are machines of their own, for one of them.
+
+    head: address and port of the head agent, on node 0.
+    """
+    address = f"[{head[0]}]" if ":" in head[0] else head[0]
+    return (*local_argv[:-1], "--node", str(node), "--head", f"{address}:{head[1]}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from agent_values import slurm_plan
 
 from launcher.agent import start
 from launcher.agent.allocation import record_of
+from launcher.planning.plan import NodePlan
 from launcher.runs.events import Event, EventWriter, read_events
 from launcher.runs.rundir import RunDir
 
@@ -37,6 +38,7 @@ SRUN = """
 import json, os, pathlib, sys, time
 site, run = pathlib.Path(os.environ["SITE"]), pathlib.Path(os.environ["RUN"])
 (site / "told").write_text(json.dumps(dict(os.environ)))
+(site / "argv").write_text(json.dumps(sys.argv[1:]))
 with open(run / "events" / "head.jsonl", "a") as file:
     for event in json.loads((site / "says").read_text()):
         print(json.dumps({"time": time.time(), **event}), file=file)
@@ -110,9 +112,9 @@ MakeJob = Callable[..., Job]
 def make_job(tmp_path: Path) -> Iterator[MakeJob]:
     jobs: list[Job] = []
 
-    def make(*, nodes: int = 1, **fields: Any) -> Job:
+    def make(*, nodes: int = 1, plan_nodes: tuple[NodePlan, ...] | None = None, **fields: Any) -> Job:
         plan = slurm_plan(tmp_path, **{"srun": ("srun", "--nodes=1"), "script": "#!/bin/bash\n# it\n", **fields})
-        plan = dataclasses.replace(plan, nodes=plan.nodes[:nodes])
+        plan = dataclasses.replace(plan, nodes=(plan_nodes or plan.nodes)[:nodes])
         run = RunDir(Path(plan.run_dir))
         run.path.mkdir(parents=True)
         run.plan.write_text(plan.to_json())
@@ -219,6 +221,34 @@ def test_a_job_of_another_size_starts_nothing(make_job: MakeJob, hosts: str) -> 
     assert (job.result["state"], job.result["cause"]) == ("FAILED", "refused")
     assert [event["cause"] for event in job.happened("allocation_ended")] == ["refused"]
     assert not (job.site / "told").exists()
+
+
+FOUR = tuple(NodePlan(index=index, host="", address="", cpus=(), gpus=()) for index in range(4))
+
+
+@pytest.mark.parametrize(("least", "hosts"), [(2, 1), (1, 5)])
+def test_a_job_outside_of_the_range_starts_nothing(make_job: MakeJob, least: int, hosts: int) -> None:
+    job = make_job(nodes=4, plan_nodes=FOUR, min_nodes=least)
+    job.says(hosts="".join(f"n{number}\n" for number in range(hosts)))
+    assert job.begin() == 3
+    assert f"{least} to 4 nodes were asked for (resources.nodes), and the job has {hosts}" in job.result["reason"]
+
+
+def test_of_a_range_the_agents_are_as_many_as_the_job_has_nodes(make_job: MakeJob) -> None:
+    """The line of the plan is for the most; what the user has added to it stays."""
+    job = make_job(nodes=4, plan_nodes=FOUR, min_nodes=1, srun=("srun", "--nodes=4", "--ntasks=4", "x", "--nodes=4"))
+    assert job.begin(tasks=stopped()) == 0
+    assert json.loads((job.site / "told").read_text())["LAUNCH_NODES"] == "1"
+    assert json.loads((job.site / "argv").read_text()) == ["--nodes=1", "--ntasks=1", "x", "--nodes=4"]
+
+
+def test_a_node_that_could_not_begin_ends_a_run_of_a_range_only_where_it_is_the_first(make_job: MakeJob) -> None:
+    failed = {"event": "node_failed", "host": "n", "cause": "setup", "exit_code": 9, "message": "no module"}
+    job = make_job(nodes=4, plan_nodes=FOUR, min_nodes=1)
+    assert job.begin(tasks=[{**failed, "node": 2}, *stopped()]) == 0
+    assert job.calls == ["requeue 41"]
+    assert job.begin(tasks=[{**failed, "node": 0}]) == 9
+    assert job.result["cause"] == "setup"
 
 
 def test_nodes_are_in_the_order_of_slurm(make_job: MakeJob) -> None:

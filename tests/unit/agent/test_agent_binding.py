@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import runs_values
 from agent_values import slurm_plan
 
 from launcher.agent import addresses
+from launcher.agent.__main__ import endpoint
 from launcher.agent.addresses import Address
 from launcher.agent.allocation import Allocation, from_environment, to_environment
-from launcher.agent.binding import NodeError, bind, node_index
-from launcher.planning.plan import EnvVar
+from launcher.agent.binding import NodeError, bind, bind_host, node_index
+from launcher.planning.plan import EnvVar, NodePlan, local_agent_argv, node_agent_argv
 from launcher.runs.states import Cause
 
 ENV = {"SLURM_NODEID": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[3-4]"}
@@ -83,7 +85,7 @@ def test_variables_of_our_task_are_not_the_workers(tmp_path: Path) -> None:
            "SLURM_JOB_NUM_NODES": "2", "SLURM_ARRAY_TASK_ID": "3"}  # fmt: skip
     unset = set(bound(slurm_plan(tmp_path), env={**ENV, **task, **job}).plan.env_unset)
     assert {*task, "SLURM_PROCID", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"} <= unset
-    assert {"LAUNCH_HEAD", "LAUNCH_SECONDS_LEFT"} <= unset
+    assert {"LAUNCH_HEAD", "LAUNCH_SECONDS_LEFT", "LAUNCH_NODES"} <= unset
     assert not job.keys() & unset
 
 
@@ -127,11 +129,55 @@ def test_a_job_that_is_not_the_plans_is_refused(change: dict[str, str], said: st
     assert caught.value.cause is Cause.RENDEZVOUS
 
 
+def test_of_a_range_the_job_may_have_fewer_nodes() -> None:
+    assert node_index({**ENV, "SLURM_STEP_NUM_NODES": "2"}, 4, at_least=2) == 1
+    with pytest.raises(NodeError, match="the job has 1 nodes, and the plan has 4"):
+        node_index({**ENV, "SLURM_STEP_NUM_NODES": "1"}, 4, at_least=2)
+
+
+def test_the_nodes_that_a_smaller_job_lacks_have_no_name(tmp_path: Path) -> None:
+    wanted = tuple(NodePlan(index=index, host="", address="", cpus=(), gpus=()) for index in range(4))
+    plan = bound(slurm_plan(tmp_path, nodes=wanted, min_nodes=2)).plan
+    assert [node.host for node in plan.nodes] == ["n3", "n4", "?", "?"]
+    fixed = bound(slurm_plan(tmp_path, nodes=wanted)).plan
+    assert [node.host for node in fixed.nodes] == ["?", "n4", "?", "?"], "a list of another size is not believed"
+
+
+def test_a_machine_that_no_scheduler_has_given_keeps_the_plans_cpus_and_finds_its_interface(tmp_path: Path) -> None:
+    given = tuple(NodePlan(index=index, host="", address="", cpus=(index,), gpus=()) for index in range(2))
+    plan = runs_values.plan(tmp_path, nodes=given)
+    own = bind_host(plan, 1, host="b", head="10.0.0.3", known=KNOWN, leads_to=lambda head: "10.0.0.4")
+    assert [(node.host, node.address, node.cpus) for node in own.nodes] == [
+        ("", "10.0.0.3", (0,)),
+        ("b", "10.0.0.4", (1,)),
+    ]
+    assert {each.name: each.value for each in own.env}["GLOO_SOCKET_IFNAME"] == "eth0"
+    head = bind_host(plan, 0, host="a", head="10.0.0.4", known=KNOWN)
+    assert (head.nodes[0].host, head.nodes[0].address) == ("a", "10.0.0.4")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("10.0.0.3:20001", ("10.0.0.3", 20001)), ("[fd00::3]:20001", ("fd00::3", 20001))]
+)
+def test_where_the_head_listens_is_told_as_one_word(text: str, found: tuple[str, int]) -> None:
+    argv = node_agent_argv(local_agent_argv("/usr/bin/python3", "/runs/r0"), 1, found)
+    assert argv[-4:] == ("--node", "1", "--head", text)
+    assert "--local" not in argv
+    assert endpoint(text) == found
+
+
+@pytest.mark.parametrize("text", ["10.0.0.3", ":20001", "10.0.0.3:", "10.0.0.3:99999", "10.0.0.3:x"])
+def test_half_an_endpoint_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        endpoint(text)
+
+
+@pytest.mark.parametrize("nodes", [None, 3])
 @pytest.mark.parametrize("head", [("10.0.0.3", 20001), ("fd00::3", 20001)])
 @pytest.mark.parametrize("left", [None, 90.0])
-def test_what_the_batch_side_tells_the_tasks(head: tuple[str, int], left: float | None) -> None:
-    told = from_environment(to_environment(3, head, left), now_s=100.0)
-    assert told == Allocation(number=3, head=head, ends_s=None if left is None else 190.0)
+def test_what_the_batch_side_tells_the_tasks(head: tuple[str, int], left: float | None, nodes: int | None) -> None:
+    told = from_environment(to_environment(3, head, left, nodes=nodes), now_s=100.0)
+    assert told == Allocation(number=3, head=head, ends_s=None if left is None else 190.0, nodes=nodes)
 
 
 def test_a_task_without_a_batch_side_says_so() -> None:

@@ -60,6 +60,22 @@ def ended(*events: Event, **fields: Any) -> AllocationEnd | Finish:
 
 
 @pytest.mark.parametrize(
+    ("events", "fields", "expected"),
+    [
+        ([LOST, STOP, SAVED], {}, Cause.SIGNAL),
+        ([LOST, STOP, LIMIT], {"seconds_left": 20.0}, Cause.TIME_LIMIT),
+        ([LOST, STOP, SAVED], {"views": [COMPLETING], "terminated": True}, Cause.CANCELLED),
+        ([LOST], {"views": [], "srun_exit_code": 1}, Cause.NODE_LOST),
+        ([LOST, GIVEN_UP], {}, Cause.NODE_LOST),
+    ],
+)
+def test_a_node_that_an_elastic_run_has_lost_is_not_why_it_ends_later(
+    events: list[Event], fields: dict[str, Any], expected: Cause
+) -> None:
+    assert ended(*events, is_elastic=True, **fields).cause is expected
+
+
+@pytest.mark.parametrize(
     ("events", "fields", "cause", "saved"),
     [
         ([STOP, SAVED], {}, Cause.SIGNAL, True),
