@@ -73,6 +73,7 @@ class NodeAgent:
         self._workers.on_failure = self._report_failure
         self._workers.on_suspect = self._report_suspect
         self._workers.on_done = self._report_done
+        self._workers.on_stacks = self._report_stacks
         self._workers.survivors.on_message = self._tell
         self._loop.on_signals({*_REASONS, *(_WARNINGS if allocation else ())}, self._on_signal)
         self._pending_stops: list[dict[str, Any]] = []
@@ -225,7 +226,8 @@ class NodeAgent:
 
     def _beat(self) -> None:
         """Say that this agent is alive; notice a head agent that is not, or is cut off."""
-        self._tell({"type": "heartbeat"})
+        clocks = {"attempt": self._workers.attempt, "clocks": self._workers.clocks()}
+        self._tell({"type": "heartbeat", **clocks})
         if self._head is not None and time.monotonic() - self._heard_s > SILENCE_S:
             self._head.end(f"nothing heard for {SILENCE_S:g} s")
 
@@ -276,6 +278,9 @@ class NodeAgent:
 
     def _report_suspect(self, failure: Failure) -> None:
         self._report_failure(failure, "suspect")
+
+    def _report_stacks(self, attempt: int, ranks: dict[str, Any]) -> None:
+        self._tell({"type": "stacks", "attempt": attempt, "ranks": ranks})
 
     def _report_done(self, attempt: int, exit_codes: dict[int, int]) -> None:
         codes = {str(rank): code for rank, code in exit_codes.items()}

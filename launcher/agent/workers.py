@@ -7,27 +7,31 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.agent import control, memory, proc, stacks, zygote
+from launcher.agent import control, memory, proc, zygote
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
 from launcher.agent.cgroup import MemoryGroup, memory_group
+from launcher.agent.clocks import clock_of
 from launcher.agent.last_words import LastWords
 from launcher.agent.logs import LineFile, Stream, Streams, prefixed
 from launcher.agent.loop import Loop
 from launcher.agent.progress import TELL_EVERY_S, StepClock
+from launcher.agent.stacks import StackTaking
 from launcher.agent.survivors import Survivors
 from launcher.placeholders import attempt_argv
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
-from launcher.runs.clock import FD_VARIABLE, StepPage
+from launcher.runs.clock import FD_VARIABLE, Phase, StepPage
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 
+_LOOK_AT_STACKS_S = 0.1
 KILLED = 9
 """As a wait status."""
 
@@ -65,6 +69,8 @@ class Worker:
     streams: Streams
     page: StepPage
     """Where it marks its steps."""
+    output_s: float = field(default_factory=time.monotonic)
+    """When it has printed something last, or was started."""
     pid: int = 0
     exit_code: int | None = None
     words: LastWords = field(default_factory=LastWords)
@@ -87,6 +93,7 @@ class Workers:
         self.on_failure: Callable[[Failure], None] = lambda failure: None
         self.on_suspect: Callable[[Failure], None] = lambda failure: None
         self.on_done: Callable[[int, dict[int, int]], None] = lambda attempt, exit_codes: None
+        self.on_stacks: Callable[[int, dict[str, Any]], None] = lambda attempt, ranks: None
         self._plan, self._run, self._node, self._loop, self._events = plan, run, node, loop, events
         self._console = LineFile(run.console)
         self.survivors = Survivors(loop, disk=str(run.checkpoints))
@@ -98,7 +105,7 @@ class Workers:
         self._empty = True
         self._stopping = False
         self._killing = False
-        self._showing_stacks = False
+        self._stacks: StackTaking | None = None
         self._clock: StepClock | None = None
         self._memory_dir: str | None = None
         if node == 0 and plan.worker.progress_log is not None:
@@ -107,7 +114,7 @@ class Workers:
 
     def start(self, order: Attempt) -> dict[int, int]:
         """Start one worker per local rank; return their pids by local rank."""
-        self._attempt, self._empty, self._killing, self._showing_stacks = order.attempt, False, False, False
+        self._attempt, self._empty, self._killing, self._stacks = order.attempt, False, False, None
         for worker in self._workers.values():
             worker.page.close()
         self._workers, self._prepared = {}, {}
@@ -136,14 +143,39 @@ class Workers:
             self._tell({"term": pids})
 
     def show_stacks(self) -> None:
-        """Have every worker that runs write its stacks into its log, and into that alone: they are many lines."""
-        self._showing_stacks = True
-        stacks.request(worker.pid for worker in self._workers.values() if worker.pid > 0 and worker.exit_code is None)
+        """Have every worker that runs write its stacks into its log, and into that alone: they are many lines.
+
+        `on_stacks` is called once with where they are.
+        """
+        self._stacks = StackTaking({worker.rank: worker.pid for worker in self._alive()})
+        self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(self._attempt))
+
+    def _look_at_stacks(self, attempt: int) -> None:
+        if self._stacks is None or attempt != self._attempt:
+            return  # of an attempt that is over
+        if self._stacks.done:
+            self.on_stacks(attempt, self._stacks.result())
+        else:
+            self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(attempt))
+
+    @property
+    def attempt(self) -> int:
+        """The newest."""
+        return self._attempt
+
+    def clocks(self) -> dict[str, list[Any]]:
+        """The step clock of each worker that runs, by its rank as text: what a heartbeat carries."""
+        return {
+            str(worker.rank): clock_of(worker.page.read(), worker.pid, output_s=worker.output_s).to_message()
+            for worker in self._alive()
+        }
+
+    def _alive(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.pid > 0 and worker.exit_code is None]
 
     def report(self, attempt: int) -> None:
         """Have those that live let go of their peers, and say what they hold."""
-        alive = (worker for worker in self._workers.values() if worker.pid > 0 and worker.exit_code is None)
-        self.survivors.report(attempt, {worker.rank: worker.pid for worker in alive})
+        self.survivors.report(attempt, {worker.rank: worker.pid for worker in self._alive()})
 
     @property
     def holding(self) -> int | None:
@@ -239,11 +271,13 @@ class Workers:
     def _watch_stream(self, worker: Worker, fd: int, *, is_stderr: bool) -> None:
         def take(lines: bytes) -> None:
             worker.file.write(lines)
-            worker.words.add(lines, is_stderr=is_stderr and not self._showing_stacks)
-            if not self._showing_stacks if is_stderr else worker.rank == 0:
+            is_answer = is_stderr and self._stacks is not None and self._stacks.feed(worker.rank, lines)
+            worker.words.add(lines, is_stderr=is_stderr and not is_answer)
+            if not is_answer if is_stderr else worker.rank == 0:
                 self._console.write(prefixed(lines, f"{self._node}:{worker.rank}"))
 
         def look(data: bytes) -> None:
+            worker.output_s = time.monotonic()
             if self._clock is not None and worker.rank == 0:
                 self._clock.feed(fd, data)
 
@@ -251,6 +285,9 @@ class Workers:
 
     def _tell_step(self, step: int) -> None:
         self._events.write("progress", attempt=self._attempt, step=step)
+        for worker in self._workers.values():
+            if worker.rank == 0:
+                worker.page.mark(Phase.STEP, step)
 
     def _ended(self, worker: Worker, status: int) -> None:
         self.survivors.ended(worker.rank)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.agent.stacks import request
+from launcher.agent.stacks import find_pyspy, request
 from launcher.runs.follow import Tail, size_bytes
 from launcher.runs.stacks import DUMP_BEGINS, RankStack, Thread, parse_dump, parse_pyspy
 
@@ -76,12 +73,6 @@ def not_of_run(pid: int, run_id: str, proc: Path = Path("/proc")) -> str:
     if f"LAUNCH_RUN_ID={run_id}".encode() not in environment.split(b"\0"):
         return f"pid {pid} is another process by now"
     return ""
-
-
-def find_pyspy() -> str | None:
-    """The program, beside this interpreter or on PATH."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def _by_pyspy(pid: int) -> tuple[tuple[Thread, ...], str]:

@@ -118,6 +118,39 @@ def own_frame(thread: Thread) -> Frame | None:
     return next((frame for frame in thread.frames if not frame.is_library), next(iter(thread.frames), None))
 
 
+_COLLECTIVE = re.compile(r"/torch/distributed/(distributed_)?c10d(_logger)?\.py$")
+"""Files of torch whose calls wait for other ranks, whatever they call."""
+_WAITS_ITSELF = re.compile(
+    r"/torch/(distributed/(?!elastic/)|nn/parallel/distributed\.py)|/jobs/(agreement|world)\.py$"
+)
+"""Files in which the innermost call waits for other ranks: below it there is only C++."""
+_BACKWARD = "_engine_run_backward"
+"""In a backward of DDP the waits are in C++ below it. What else a backward calls in Python has frames of its own."""
+_WAITING_LINE = re.compile(r"\.(wait|all_reduce|barrier|broadcast|all_gather\w*|reduce_scatter\w*|all_to_all\w*)\(")
+"""Of the user's own: calls of C++ leave no frame, the line that makes them shows it."""
+
+
+def waits_for_others(frames: Sequence[Frame], line: str = "") -> bool:
+    """Whether a main thread waits for other ranks.
+
+    frames: the innermost first, down to one of the user's own. line: the text of the innermost, where it is known.
+    """
+    if not frames:
+        return False
+    inner = frames[0]
+    if not inner.is_library and _WAITING_LINE.search(line):
+        return True
+    if inner.function == _BACKWARD or _WAITS_ITSELF.search(inner.file):
+        return True
+    return any(_COLLECTIVE.search(frame.file) for frame in to_own(frames))
+
+
+def to_own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """From the innermost call to the first that is the user's own, that one included; all where there is none."""
+    own = next((index for index, frame in enumerate(frames) if not frame.is_library), len(frames))
+    return tuple(frames[: own + 1])
+
+
 def summary(stacks: Sequence[RankStack]) -> list[str]:
     """One line for all ranks that are at the same place, the larger groups first."""
     groups: dict[str, list[RankStack]] = {}
