@@ -12,9 +12,11 @@ are `office.py`'s and `node.py`'s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
@@ -22,8 +24,11 @@ from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
 from launcher.agent.effects import Effect, Finish, Leave, Record, Say, Send
 from launcher.agent.limits import Limit
 from launcher.agent.members import Members, listed
+from launcher.agent.patience import Limits
 from launcher.agent.rescue import Rescue
 from launcher.agent.restarts import decide
+from launcher.agent.watch import Rank, Watch
+from launcher.runs.rundir import RunDir
 from launcher.runs.states import NOT_RETRIED, Cause, RunState, is_signal
 from launcher.wording import signal_name
 
@@ -37,6 +42,8 @@ SILENCE_S = 12.0
 """An agent that says nothing for this long is lost (they say something every second, the head agent too)."""
 REJOIN_S = 20.0
 """In an allocation: how long a lost node may take to come back, which it does if only its agent was killed."""
+SAVE_S = 3.0
+"""So long before the end of the grace time, or a sixth of it, one worker saves, if all together have not done so."""
 ONE_SIGNAL_S = 2.0
 """SLURM signals all processes of a step: what comes within this time is one signal."""
 
@@ -87,6 +94,10 @@ class Head:
     """The run's own."""
     find_newest: Callable[[], str | None] = lambda: None
     """What the plan's `resume_newest` finds; called once per attempt, so that all ranks get the same."""
+    placed: Callable[[Failure], Failure] = lambda failure: failure
+    """Adds to a failure what is known here of where in the training it came."""
+    watch: Watch = field(default_factory=lambda: Watch(limits=Limits()))
+    """Whether the workers get on."""
     phase: Phase = Phase.JOINING
     stop_reason: str | None = None
     first_failure: Failure | None = None
@@ -98,6 +109,10 @@ class Head:
     """The last one that this head, or the one before it in the same allocation, has started."""
     members: Members = field(init=False)
     _rescue: Rescue | None = None
+    _afterwards: Finish | Leave | None = None
+    """What a rescue of the last state, to disk, is followed by if it fails. None: a restart follows."""
+    _save_until_s: float = math.inf
+    """When that one is given up."""
     _scaled_because: str = ""
     """Why the next attempt has other nodes than the last one."""
     _suspects: list[Failure] = field(default_factory=list)
@@ -166,6 +181,11 @@ class Head:
         member = self.members.nodes[node]
         member.joined, member.heard_at_s = True, self.now_s
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is about to follow, also if nobody says a word more."""
+        return self._deadline_s is not None
+
     def is_lost(self, node: int) -> bool:
         """Whether a node has never joined, or was given up."""
         return not self.members.nodes[node].joined
@@ -224,8 +244,10 @@ class Head:
     def saved(self, attempt: int) -> list[Effect]:
         """A checkpoint is complete: nothing is lost by a restart now, so who has come (back) is taken in."""
         newcomers = self.members.newcomers
-        if attempt != self.attempt or self.phase is not Phase.RUNNING or not newcomers or self._suspects or self._hang:
+        if attempt != self.attempt or self.phase is not Phase.RUNNING or not newcomers or not self.resumable:
             return []
+        if self._suspects or self._hang is not None:
+            return []  # something else is about to end this attempt
         names = listed({index: self.members.nodes[index].host for index in newcomers})
         self._scaled_because = f"{names} {'have' if len(newcomers) > 1 else 'has'} come"
         ended = {"node": newcomers[0], "rank": -1, "exit_code": 0, "message": self._scaled_because, "step": None}
@@ -262,7 +284,7 @@ class Head:
             )
             return effects + self.failed(failure)
         if self.phase is Phase.STOPPING and takes_part:
-            return effects + self._order_end(self._stopped_end(saved=False))
+            return effects + self._save_and_end(self._stopped_end(saved=False))
         return effects + self._advance()
 
     def stop(self, node: int, reason: str, signum: int, grace_s: float | None = None) -> list[Effect]:
@@ -322,13 +344,17 @@ class Head:
             Record("stop_requested", {"reason": reason, "grace_s": grace_s}),
             Say(f"{reason}: stopping; up to {grace_s:g} s to save and leave"),
         ]
-        if self.phase in (Phase.JOINING, Phase.RESCUING):
+        self._save_until_s = self.now_s + grace_s
+        if self.phase is Phase.JOINING:
             return effects + self._order_end(self._stopped_end(saved=False))
+        if self.phase is Phase.RESCUING:
+            return effects + self._save_and_end(self._stopped_end(saved=False))
         if self._hang is not None:
             return effects + self._stopped_without_checkpoint(self._hang)
         if self._suspects and self.allocation is not None:
             return effects + self._stopped_without_checkpoint(self._suspects[0])  # the signal was faster than its word
-        self.phase, self._deadline_s = Phase.STOPPING, self.now_s + grace_s
+        early_s = min(SAVE_S, grace_s / 6) if self.rescues else 0.0
+        self.phase, self._deadline_s = Phase.STOPPING, self.now_s + grace_s - early_s
         return [*effects, Send({"type": "stop"})]
 
     def tick(self) -> list[Effect]:
@@ -345,7 +371,18 @@ class Head:
             effects += self._advance() or self._wait_for_nodes()
         elif self._deadline_s is not None and self.now_s >= self._deadline_s:
             effects += self._deadline_passed()
+        elif self.phase is Phase.RUNNING and not self._suspects and self._hang is None:
+            effects += self._look_for_hang()
         return effects
+
+    def _look_for_hang(self) -> list[Effect]:
+        """Whether the workers get on; a hang that ends the attempt is a failure of the rank that is waited for."""
+        effects, failure = self.watch.tick(self.now_s)
+        if failure is None:
+            return effects
+        failure = self.placed(failure)
+        record = Record("failure", {**asdict(failure), "cause": failure.cause.value})
+        return [*effects, record, *self._act_on(failure)]
 
     def _watch_clock(self) -> list[Effect]:
         """Stop in time for the end of the job, and when a limit of the run is reached."""
@@ -389,6 +426,7 @@ class Head:
         self._hang = None
         self.previous, self.first_failure = self.first_failure or self.previous, None
         self.members.start(nodes)
+        self.watch.begin(self.attempt, {rank: self._place(rank) for rank in self.members.ranks}, self.now_s)
         port, newest = self.pick_port(), self.find_newest()
         order = {
             "type": "start",
@@ -408,6 +446,11 @@ class Head:
         order["members"] = list(nodes)
         record = Record("attempt_started", {**started, "nodes": len(nodes), "members": list(nodes)})
         return [*effects, record, *(Send(order, node) for node in nodes)]
+
+    def _place(self, rank: int) -> Rank:
+        node = self.members.node_of(rank)
+        log = RunDir(Path()).log(attempt=self.attempt, node=node, rank=rank)
+        return Rank(node=node, host=self.members.host(rank), log=str(log))
 
     def _scale(self, nodes: tuple[int, ...]) -> list[Effect]:
         """Say it where an attempt has other nodes than the one before, or the first one not all."""
@@ -479,8 +522,15 @@ class Head:
         """Have the survivors keep what they hold, where they can; then end them."""
         if not self.rescues:
             return self._restart()
-        self.phase, self._deadline_s = Phase.RESCUING, None
-        self._rescue = Rescue(attempt=self.attempt, began_s=self.now_s)
+        return self._begin_rescue(None)
+
+    def _save_and_end(self, end: Finish | Leave) -> list[Effect]:
+        """The run ends, and its workers cannot save together any more: one of them shall, where they can."""
+        return self._begin_rescue(end) if self.rescues else self._order_end(end)
+
+    def _begin_rescue(self, afterwards: Finish | Leave | None) -> list[Effect]:
+        self.phase, self._deadline_s, self._afterwards = Phase.RESCUING, None, afterwards
+        self._rescue = Rescue(attempt=self.attempt, began_s=self.now_s, to_disk=afterwards is not None)
         nodes = {index: self.members.nodes[index] for index in self.members.attempt}
         joined = [index for index, node in nodes.items() if node.joined]
         returning = {index: node.heard_at_s for index, node in nodes.items() if not node.joined}
@@ -489,7 +539,13 @@ class Head:
     def _go_on_rescuing(self) -> list[Effect]:
         assert self._rescue is not None
         effects: list[Effect] = [*self._rescue.advance(self.now_s)]
-        return effects + self._restart() if self._rescue.over else effects
+        late = self._afterwards is not None and self.now_s >= self._save_until_s
+        if not self._rescue.over and not late:
+            return effects
+        if self._afterwards is None:
+            return effects + self._restart()
+        saved = self._rescue.step is not None
+        return effects + self._order_end(self._stopped_end(saved=True) if saved else self._afterwards)
 
     def _restart(self) -> list[Effect]:
         """End what is left of the attempt; the next one starts once all are ready."""
@@ -506,8 +562,10 @@ class Head:
         if self.phase is Phase.RUNNING and self._suspects:
             return self._act_on(self._suspects[0])
         if self.phase is Phase.STOPPING:
-            text = "the grace time is over: ending now, without a new checkpoint"
-            return [Say(text), *self._order_end(self._stopped_end(saved=False))]
+            end = self._stopped_end(saved=False)
+            if self.rescues:
+                return [Say("the grace time is nearly over: one worker saves for all"), *self._save_and_end(end)]
+            return [Say("the grace time is over: ending now, without a new checkpoint"), *self._order_end(end)]
         return []
 
     def _wait_for_nodes(self) -> list[Effect]:
@@ -536,7 +594,7 @@ class Head:
         if not by_signal:
             self.first_failure = failure
             end = replace(end, exit_code=failure.exit_code)
-        return self._order_end(end)
+        return self._save_and_end(end)
 
     def _stopped_end(self, *, saved: bool) -> Finish | Leave:
         code = STOPPED_EXIT_CODE if saved else 128 + self._stop_signum

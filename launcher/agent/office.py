@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from launcher.agent import allocation as allocations
@@ -21,7 +22,9 @@ from launcher.agent.limits import limit_of
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
 from launcher.agent.newest import find_newest
+from launcher.agent.patience import Limits
 from launcher.agent.result import newest_checkpoint, write_result
+from launcher.agent.watch import FLIGHT_RECORDER, Watch, places_below
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event, EventWriter, read_events
 from launcher.runs.rundir import RunDir
@@ -61,6 +64,8 @@ class HeadOffice:
         """Host and pid of each that has joined by a connection."""
         self._port_holder: socket.socket | None = None
         self._refused_count = 0
+        self._marks: list[str] = []
+        """Of the newest checkpoints since a node has come that waits to be taken in."""
         self._asked_to_stop = False
         past = read_events(run.path)
         attempts = [event for event in past if event["event"] == "attempt_started"]
@@ -70,8 +75,10 @@ class HeadOffice:
             node_count=len(plan.nodes),
             workers_per_node=plan.nproc_per_node,
             min_nodes=plan.min_nodes,
+            present_nodes=None if allocation is None else allocation.nodes,
             rescues=plan.rescue,
             members_before=_last_members(attempts),
+            present_nodes=None if allocation is None else allocation.nodes,
             max_restarts=plan.limits.max_restarts,
             resumable=plan.resumable,
             grace_s=plan.limits.grace_s,
@@ -81,6 +88,8 @@ class HeadOffice:
             master_addr=plan.nodes[0].address,
             now_s=time.monotonic(),
             find_newest=self._find_newest,
+            placed=self._placed,
+            watch=_watch_of(plan, run),
             attempt=max((event["attempt"] for event in attempts), default=0),
             restarts=max((event["restarts"] for event in lately if event["event"] == "restarting"), default=0),
             previous=_last_failure(lately),
@@ -96,6 +105,8 @@ class HeadOffice:
         Server(listener, token, loop, on_connection=self._greet, on_refused=self._refused)
         loop.every(_TICK_S, self._tick)
         loop.every(_BEAT_S, self._beat)
+        if plan.is_elastic and not plan.rescue:
+            loop.every(_LOOK_S, self._look_for_checkpoint)
         if allocation is not None:
             loop.every(_LOOK_S, self._look)
 
@@ -178,6 +189,10 @@ class HeadOffice:
         elif kind == "done":
             codes = {int(rank): code for rank, code in message["exit_codes"].items()}
             self._do(head.done(node, message["attempt"], codes))
+        elif kind == "heartbeat":
+            head.watch.hear(node, message["attempt"], message["clocks"], head.now_s)
+        elif kind == "stacks":
+            head.watch.answer(node, message["attempt"], message["ranks"])
         elif kind == "stop":
             self._do(head.stop(node, message["reason"], message["signum"], message["grace_s"]))
         elif kind == "warned":
@@ -191,6 +206,19 @@ class HeadOffice:
     def _beat(self) -> None:
         for connection in list(self._connections.values()):  # one that breaks is taken out
             connection.send({"type": "beat"})
+
+    def _look_for_checkpoint(self) -> None:
+        """A script does not say that it has saved. A checkpoint that has come, and stays as it is, is whole."""
+        if not self._head.members.newcomers:
+            self._marks = []
+            return
+        mark = _mark(newest_checkpoint(self._run, self._plan))
+        if not self._marks or mark != self._marks[-1]:
+            self._marks.append(mark)
+        elif len(self._marks) > 1:
+            self._marks = []
+            self._tick_clock()
+            self._do(self._head.saved(self._head.attempt))
 
     def _look(self) -> None:
         """A wish of the batch side, and whether the run goes on elsewhere while this node was cut off."""
@@ -251,9 +279,7 @@ class HeadOffice:
     def _placed(self, failure: Failure) -> Failure:
         """Where in the training a failure came, as far as it can be told from here."""
         step = newest_step(self._run, failure.attempt) if failure.step is None else failure.step
-        newest = newest_checkpoint(self._run, self._plan)
-        kept = "" if newest is None else f"{newest}:{newest.stat().st_mtime_ns}" if newest.exists() else str(newest)
-        return replace(failure, step=step, kept=kept)
+        return replace(failure, step=step, kept=_mark(newest_checkpoint(self._run, self._plan)))
 
     def _find_newest(self) -> str | None:
         """Look for a checkpoint of the script's own, and say what was found."""
@@ -291,10 +317,31 @@ class HeadOffice:
         return port
 
 
+def _mark(checkpoint: Path | None) -> str:
+    """Another one where there is another checkpoint."""
+    if checkpoint is None:
+        return ""
+    return f"{checkpoint}:{checkpoint.stat().st_mtime_ns}" if checkpoint.exists() else str(checkpoint)
+
+
 def _last_members(attempts: Sequence[Event]) -> tuple[int, ...]:
     """The nodes of the newest attempt; empty where it had all of them."""
     newest = max(attempts, key=lambda event: int(event["attempt"]), default={})
     return tuple(newest.get("members") or ())
+
+
+def _watch_of(plan: Plan, run: RunDir) -> Watch:
+    """What is watched, by the limits of the plan."""
+    asked, is_job = plan.limits, plan.worker.kind == "job"
+    limits = Limits(
+        timeout_s=asked.hang_timeout_s,
+        learns=asked.learns_hang_timeout,
+        restarts=asked.on_hang == "restart",
+        has_phases=is_job,
+    )
+    roots = (str(run.code), plan.worker.cwd, "" if plan.code is None else plan.code.root)
+    trace = next((variable.value for variable in plan.env if variable.name == FLIGHT_RECORDER), "")
+    return Watch(limits=limits, shown=places_below(*roots), trace=f"{trace}*" if trace else "")
 
 
 def _last_failure(events: Sequence[Event]) -> Failure | None:
