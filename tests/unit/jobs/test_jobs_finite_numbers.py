@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from jobs.finite import KeptBuffers, LeftOut, gradient_problem, loss_message, loss_problem, read_left_out
+
+FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+def never(finding: bool) -> bool:
+    raise AssertionError("the gradients of replicas need no further message")
+
+
+def net_with(*gradients: torch.Tensor | None) -> nn.Module:
+    net = nn.Module()
+    for number, gradient in enumerate(gradients):
+        parameter = nn.Parameter(torch.zeros(1) if gradient is None else torch.zeros_like(gradient))
+        parameter.grad = gradient
+        net.register_parameter(f"p{number}", parameter)
+    return net
+
+
+@given(st.lists(st.lists(FLOATS, max_size=5), max_size=4))
+def test_a_gradient_is_found_exactly_where_a_number_is_not_finite(rows: list[list[float]]) -> None:
+    """Numbers whose squares are too large for their type are numbers all the same."""
+    problem = gradient_problem(net_with(None, *(torch.tensor(row, dtype=torch.float32) for row in rows)), never)
+    bad = [(number, value) for number, row in enumerate(rows, 1) for value in row if not math.isfinite(value)]
+    assert problem == (f"the gradient of p{bad[0][0]} is {bad[0][1]}" if bad else "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_gradients_of_other_types(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    assert gradient_problem(net_with(torch.full((3, 2), largest, dtype=dtype)), never) == ""
+    assert (
+        gradient_problem(net_with(torch.tensor([0.0, -math.inf], dtype=dtype)), never) == "the gradient of p0 is -inf"
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf]), st.integers(1, 9)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_the_rank_is_named_where_one_alone_has_a_bad_loss(losses: list[tuple[float, int]]) -> None:
+    messages = [loss_message(total, samples, rank) for rank, (total, samples) in enumerate(losses)]
+    problem = loss_problem([sum(column) for column in zip(*messages, strict=True)])
+    bad = [rank for rank, (total, _) in enumerate(losses) if not math.isfinite(total)]
+    assert bool(problem) == bool(bad)
+    assert (" alone" in problem) == (len(bad) == 1)
+    if len(bad) == 1:
+        assert problem.endswith(f" on rank {bad[0]} alone")
+
+
+@given(st.sets(st.integers(1, 30)))
+def test_steps_left_out_are_kept_as_ranges(steps: set[int]) -> None:
+    left_out = LeftOut()
+    for step in sorted(steps):
+        left_out = left_out.with_steps(step, step)
+        assert left_out.in_a_row(step) == next(n for n in range(1, 32) if step - n not in steps)
+    assert {n for first, last in left_out.ranges for n in range(first, last + 1)} == steps
+    assert left_out.count == len(steps)
+    assert all(last + 1 < first for (_, last), (first, _) in zip(left_out.ranges, left_out.ranges[1:], strict=False))
+    assert read_left_out(json.loads(json.dumps(left_out.to_record()))) == left_out
+
+
+def test_a_rollback_covers_what_was_skipped_since() -> None:
+    left_out = LeftOut().with_steps(3, 3).with_steps(6, 7).with_steps(9, 9)
+    assert left_out.with_steps(5, 12).ranges == ((3, 3), (5, 12))
+    assert left_out.with_steps(7, 12).ranges == ((3, 3), (6, 12))
+    assert left_out.with_steps(4, 4).ranges == ((3, 4),)
+    assert read_left_out(None) == LeftOut()
+
+
+def test_buffers_are_put_back_as_they_were() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    net(torch.randn(4, 3))
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    buffers = KeptBuffers(net)
+    buffers.keep()
+    net(torch.full((4, 3), math.nan))
+    assert any(not torch.isfinite(buffer).all() for buffer in net.buffers())
+    buffers.restore()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
