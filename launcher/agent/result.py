@@ -14,9 +14,9 @@ from launcher.agent.effects import Finish
 from launcher.agent.newest import find_newest
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event, read_events
+from launcher.runs.ledger import time_parts
 from launcher.runs.rundir import RunDir
 from launcher.runs.steps import newest_step, noted_checkpoints
-from launcher.runs.times import time_parts
 
 
 def write_result(

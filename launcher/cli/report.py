@@ -28,8 +28,8 @@ def report(run: str, as_json: bool) -> None:
     from launcher.runs.attempts import attempt_rows
     from launcher.runs.events import read_events
     from launcher.runs.find import find_run, find_sweep
+    from launcher.runs.ledger import time_parts
     from launcher.runs.load import read_plan, read_record, read_result
-    from launcher.runs.times import time_parts
 
     if (sweep := find_sweep(run)) is not None:
         from launcher.cli.sweep import report_sweep
@@ -58,8 +58,10 @@ def report_text(
     """What `launch report` says."""
     from launcher.cli.summary import final_block
     from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
+    from launcher.runs.ledger import time_parts
     from launcher.runs.report import short_id
-    from launcher.runs.times import newest_submission, spans, time_parts
+    from launcher.runs.stalls import stalls_text
+    from launcher.runs.times import newest_submission, spans
 
     attempts = spans(newest_submission(events))
     clocked = plan.worker.kind == "job" or not attempts or any(span.has_clock for span in attempts)
@@ -70,6 +72,7 @@ def report_text(
         final_block(record, result, plan, cwd=cwd, name=short_id(record.run_id)),
         allocations_table(record),
         attempts_table(attempt_rows(events)),
+        stalls_text(events),
         times,
     ]
     return "\n".join(f"{section}\n" for section in sections if section)

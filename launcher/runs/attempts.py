@@ -8,8 +8,9 @@ from typing import Any
 
 from launcher.runs.events import Event, time_of
 from launcher.runs.fold import RunRecord, allocation_sentence
+from launcher.runs.ledger import PARTS
 from launcher.runs.states import POLICIES, Cause, RunState
-from launcher.runs.times import PARTS, Span, spans
+from launcher.runs.times import Span, spans
 from launcher.wording import aligned, first_line, short_duration, short_hosts, shortened
 
 _WIDEST = 70

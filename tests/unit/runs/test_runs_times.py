@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
 from launcher.runs.fold import fold
+from launcher.runs.ledger import PARTS, time_parts
 from launcher.runs.observed import ALIVE
-from launcher.runs.times import PARTS, time_parts
 
 Story = list[dict[str, Any]]
 
