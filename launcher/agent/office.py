@@ -75,7 +75,6 @@ class HeadOffice:
             node_count=len(plan.nodes),
             workers_per_node=plan.nproc_per_node,
             min_nodes=plan.min_nodes,
-            present_nodes=None if allocation is None else allocation.nodes,
             rescues=plan.rescue,
             members_before=_last_members(attempts),
             present_nodes=None if allocation is None else allocation.nodes,

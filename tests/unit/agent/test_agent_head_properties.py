@@ -25,12 +25,9 @@ class HeadMachine(RuleBasedStateMachine):
         resumable=st.booleans(),
         attempt=st.integers(0, 3),
         succeeds=st.booleans(),
-        rescues=st.booleans(),
-        min_nodes=st.sampled_from([None, 1, 2]),
+        fields=st.fixed_dictionaries({"rescues": st.booleans(), "min_nodes": st.sampled_from([None, 1, 2])}),
     )
-    def begin(
-        self, budget: int, resumable: bool, attempt: int, succeeds: bool, rescues: bool, min_nodes: int | None
-    ) -> None:
+    def begin(self, budget: int, resumable: bool, attempt: int, succeeds: bool, fields: dict[str, Any]) -> None:
         self.head = Head(
             node_count=3,
             max_restarts=budget,
@@ -42,8 +39,7 @@ class HeadMachine(RuleBasedStateMachine):
             master_addr="127.0.0.1",
             now_s=0.0,
             attempt=attempt,
-            rescues=rescues,
-            min_nodes=min_nodes,
+            **fields,
         )
         self.ready_nodes: set[int] = set()
         self.attempts: list[int] = []
