@@ -114,3 +114,17 @@ def test_a_number_that_was_closed_and_opened_again_in_one_round_is_not_mistaken_
         os.write(write, b"x")
     assert loop.run_until(lambda: "successor" in calls, timeout_s=10)
     assert len(calls) == 2, "the old callback was called for the new descriptor"
+
+
+def test_calls_once_after_a_while_also_from_within_a_call() -> None:
+    loop, called = Loop(), []
+
+    def first() -> None:
+        called.append("first")
+        loop.after(0.0, lambda: called.append("second"))
+
+    loop.after(0.01, first)
+    loop.after(30.0, lambda: called.append("too early"))
+    assert loop.run_until(lambda: len(called) == 2, timeout_s=10)
+    assert not loop.run_until(lambda: len(called) > 2, timeout_s=0.05)
+    assert called == ["first", "second"]
