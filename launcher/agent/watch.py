@@ -20,6 +20,7 @@ from launcher.agent.patience import Limits, Patience
 from launcher.agent.stragglers import Stragglers
 from launcher.runs.clock import Phase
 from launcher.runs.stacks import Frame
+from launcher.runs.stalls import straggler_text
 from launcher.runs.states import Cause
 from launcher.wording import count, ranges
 
@@ -282,7 +283,8 @@ class Watch:
         rest = sorted(set(places) - set(found.culprits) - set(found.waiting))
         if found.waiting:
             whole = len(found.waiting) == len(places)
-            who = f"all {count(len(places), 'rank')}" if whole else f"{count(len(found.waiting), 'other')}"
+            rest_of = "the other" if len(places) == 2 else count(len(found.waiting), "other")
+            who = f"all {count(len(places), 'rank')}" if whole else rest_of
             verb = "wait" if len(found.waiting) > 1 else "waits"
             parts.append(f"{who} {verb} in {self.shown(found.waiting_at)}")
         if rest:
@@ -306,12 +308,7 @@ class Watch:
             own_ms, others_ms = round(found.own_ms, 1), round(found.others_ms, 1)
             fields = {"attempt": self.attempt, **self._where(found.rank), "own_ms": own_ms, "others_ms": others_ms}
             yield Record("straggler", fields)
-            yield Say(f"straggler: {self._name(found.rank)}: {straggling(own_ms, others_ms)}")
-
-
-def straggling(own_ms: float, others_ms: float) -> str:
-    """What is said of a straggler."""
-    return f"{own_ms:.3g} ms of its own work per step, the others {others_ms:.3g} ms: they wait for it at every step"
+            yield Say(f"straggler: {straggler_text(fields)}")
 
 
 def places_below(*roots: str) -> Callable[[str], str]:

@@ -148,7 +148,8 @@ class Workers:
         `on_stacks` is called once with where they are.
         """
         self._stacks = StackTaking({worker.rank: worker.pid for worker in self._alive()})
-        self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(self._attempt))
+        attempt = self._attempt
+        self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(attempt))
 
     def _look_at_stacks(self, attempt: int) -> None:
         if self._stacks is None or attempt != self._attempt:

@@ -122,6 +122,7 @@ def status_text(record: RunRecord, run: RunDir, *, now_s: float, verbose: bool =
             None if verbose else _RANKS_SHOWN,
             "ranks",
         ),
+        *_standing(record),
         *_cut(
             [f"  failure   {_failure(event)}" for event in record.failures if not _asked_to_end(event, record)],
             None if verbose else _FAILURES_SHOWN,
@@ -205,6 +206,14 @@ def _reached(record: RunRecord) -> list[str]:
         "saved": f"step-{saved[-1]}" if saved else "",
     }
     return [f"  {name:<8}  {text}" for name, text in lines.items() if text]
+
+
+def _standing(record: RunRecord) -> list[str]:
+    """That it does not get on, and for whom it waits at every step."""
+    from launcher.runs.stalls import straggler_text
+
+    hangs = [] if record.hang is None else [f"  hangs     {record.hang.get('message')}"]
+    return hangs + [f"  straggler {straggler_text(event)}" for event in record.stragglers]
 
 
 def _uploaded(tracking: Mapping[str, Any]) -> list[str]:

@@ -27,6 +27,10 @@ head, the head agent:
     attempt_started {attempt, master_addr, master_port, nodes, resumes_from, allocation} ·
     failure {attempt, node, rank, pid, cause, exit_code, message, place, exception, step, last_words, log, log_line,
              kept} ·
+    hang {attempt, phase, step, waited_s, limit_s, limit, culprits: [{rank, node, host, place}],
+          waiting: {place, ranks}, action: restart|report, message}, again each time it has lasted twice as long ·
+    hang_over {attempt, step, waited_s}, of one that was reported · straggler {attempt, rank, node, host, own_ms,
+          others_ms} ·
     stacks_requested {attempt} · attempt_ended {attempt, cause, node, rank, exit_code, message, step} ·
     restarting {attempt, restarts, max_restarts} · stop_requested {reason, grace_s} ·
     stopped {allocation, reason, cause, saved, exit_code, node, host}, on SLURM: the batch side says what follows ·

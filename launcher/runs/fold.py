@@ -67,6 +67,10 @@ class RunRecord:
     """In the order in which the head agent saw them."""
     checkpoints: tuple[Event, ...] = ()
     tracking: Event | None = None
+    hang: Event | None = None
+    """While it stands still."""
+    stragglers: tuple[Event, ...] = ()
+    """Of the newest attempt."""
     waiting: Event | None = None
     """The nodes that the head agent waits for, while it does."""
     stop_reason: str | None = None
@@ -120,7 +124,7 @@ def fold(
     if record.state in _WAITING:
         return replace(record, workers=(), nodes=())
     if record.state.is_final or seen.alive is False:
-        record = replace(record, workers=(), nodes=_set_nodes(record, "ended"))
+        record = replace(record, hang=None, workers=(), nodes=_set_nodes(record, "ended"))
     return record
 
 
@@ -302,7 +306,20 @@ def _attempt_started(record: RunRecord, event: Event) -> RunRecord:
     attempt = _int(event.get("attempt")) or record.attempts
     workers = tuple(worker for worker in record.workers if worker["attempt"] == attempt)
     exits = record.exits if attempt <= record.attempts else {}
-    return replace(record, attempts=max(record.attempts, attempt), workers=workers, exits=exits, waiting=None)
+    began = replace(record, attempts=max(record.attempts, attempt), workers=workers, exits=exits, waiting=None)
+    return replace(began, hang=None, stragglers=())
+
+
+def _hang(record: RunRecord, event: Event) -> RunRecord:
+    return replace(record, hang=event)
+
+
+def _hang_over(record: RunRecord, event: Event) -> RunRecord:
+    return replace(record, hang=None)
+
+
+def _straggler(record: RunRecord, event: Event) -> RunRecord:
+    return replace(record, stragglers=(*record.stragglers, event))
 
 
 def _worker_started(record: RunRecord, event: Event) -> RunRecord:
@@ -392,6 +409,9 @@ _HANDLERS: dict[str, Callable[[RunRecord, Event], RunRecord]] = {
     "worker_started": _worker_started,
     "worker_ended": _worker_ended,
     "failure": _failure,
+    "hang": _hang,
+    "hang_over": _hang_over,
+    "straggler": _straggler,
     "restarting": _restarting,
     "stop_requested": _stop_requested,
     "finished": _finished,

@@ -110,7 +110,8 @@ def place_of(thread: Thread) -> str:
     if not thread.frames:
         return "no Python code"
     innermost, own = thread.frames[0], own_frame(thread)
-    return str(own) if own is innermost else f"{innermost.function} at {own}"
+    name = _WORDS.get(innermost.function, innermost.function)
+    return str(own) if own is innermost else f"{name} at {own}"
 
 
 def own_frame(thread: Thread) -> Frame | None:
@@ -126,6 +127,8 @@ _WAITS_ITSELF = re.compile(
 """Files in which the innermost call waits for other ranks: below it there is only C++."""
 _BACKWARD = "_engine_run_backward"
 """In a backward of DDP the waits are in C++ below it. What else a backward calls in Python has frames of its own."""
+_WORDS = {_BACKWARD: "backward"}
+"""Of calls whose names nobody knows."""
 _WAITING_LINE = re.compile(r"\.(wait|all_reduce|barrier|broadcast|all_gather\w*|reduce_scatter\w*|all_to_all\w*)\(")
 """Of the user's own: calls of C++ leave no frame, the line that makes them shows it."""
 
