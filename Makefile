@@ -52,18 +52,21 @@ slurm-demo:  ## as root: a real SLURM on this machine, and a run of two nodes on
 	@PYTHON=$(PYTHON) slurm/demo
 
 # Tests that start real processes are not run side by side: on few cores they would only wait for each other.
-test: install  ## every test that this machine can run; the last lines say what it cannot, and why
+test: install  ## every test that this machine can run, but for the long ones; the last lines say what it cannot, and why
 	@status=0; \
-	$(PYTEST) -n $(PARALLEL) -m 'not process' || status=$$?; \
-	$(PYTEST) -m process || status=$$?; \
+	$(PYTEST) -n $(PARALLEL) -m 'not process and not long' || status=$$?; \
+	$(PYTEST) -m 'process and not long' || status=$$?; \
 	exit $$status
 
 test-quick: install  ## every test without real processes: unit, golden, contract
-	$(PYTEST) -n $(PARALLEL) -m 'not process'
+	$(PYTEST) -n $(PARALLEL) -m 'not process and not long'
 
-test-faults: install  ## tests that break things on purpose
-	@if [ -n "$(wildcard tests/faults/test_*.py)" ]; then $(PYTEST) -m process tests/faults; \
-	else echo "tests/faults is empty: faults are still tested beside what they break"; fi
+# Among these are the long ones, here and elsewhere, which no other target runs (5: pytest has found none).
+test-faults: install  ## tests that break things on purpose: half an hour; the last lines say what cannot be run, and why
+	@status=0; \
+	$(PYTEST) tests/faults || status=$$?; \
+	$(PYTEST) -m long --ignore=tests/faults || { long=$$?; [ $$long -eq 5 ] || status=$$long; }; \
+	exit $$status
 
 bench: install  ## measurements against torchrun; each prints a table
 	@for script in $$(grep -l __main__ tests/bench/*.py); do echo "== $$script"; $(BIN)/python "$$script"; done

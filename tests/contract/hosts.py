@@ -32,7 +32,7 @@ NETWORK = "198.18.90"
 PORT = 21000
 """Of the head agent. Each machine has all ports for itself."""
 _LOOK_EVERY_S = 0.02
-_INIT = "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('up', flush=True)\nwhile 1: signal.pause()"
+_INIT = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nprint('up', flush=True)\nwhile 1: signal.pause()"
 """What process 1 of a machine does: it buries the orphans of others."""
 _BOOT = """
 mount -t tmpfs -o size=256m tmpfs /dev/shm
@@ -68,9 +68,13 @@ class Host:
         """Switch it on, and plug it in."""
         namespaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--uts", "--ipc", "--mount")
         boot = ("sh", "-ec", _BOOT, "boot", str(self._bed.hosts_file), self.name, sys.executable, _INIT)
-        self._unshare = subprocess.Popen(
-            ["unshare", *namespaces, "--propagation", "private", *boot], stdout=subprocess.PIPE, text=True
-        )
+        with (self._bed.folder / f"{self.name}.log").open("a") as log:
+            self._unshare = subprocess.Popen(
+                ["unshare", *namespaces, "--propagation", "private", *boot],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self._unshare.stdout is not None
         assert self._unshare.stdout.readline() == "up\n", f"{self.name} did not come up"
         self._boots += 1
