@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event, time_of
+from launcher.runs.ledger import gpus_per_node
 from launcher.runs.times import spans
 
 
@@ -26,7 +27,7 @@ def limit_of(plan: Plan, events: Sequence[Event], *, now_s: float, time_s: float
     if limits.wall_s is not None:
         reason = f"limits.wall: {_hours(limits.wall_s)} of {_hours(limits.wall_s)} are used"
         found.append(Limit(now_s + limits.wall_s - used_s, reason))
-    gpus = _gpus(plan)
+    gpus = gpus_per_node(plan) * len(plan.nodes)
     if limits.gpu_hours is not None and gpus:
         left_s = limits.gpu_hours * 3600 / gpus - used_s
         found.append(Limit(now_s + left_s, f"limits.gpu_hours: {limits.gpu_hours:g} of {limits.gpu_hours:g} are used"))
@@ -43,13 +44,6 @@ def worked_s(events: Sequence[Event]) -> float:
         if isinstance(attempt, int):
             last[attempt] = time_of(event)
     return sum(max(0.0, last.get(span.attempt, span.started_s) - span.started_s) for span in spans(events))
-
-
-def _gpus(plan: Plan) -> int:
-    per_node = plan.nproc_per_node if plan.device == "cuda" else 0
-    if plan.slurm is not None:
-        per_node = max(per_node, plan.slurm.gpus_per_node)
-    return per_node * len(plan.nodes)
 
 
 def _hours(time_s: float) -> str:

@@ -14,7 +14,7 @@ from launcher.agent.effects import Finish
 from launcher.agent.newest import find_newest
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event, read_events
-from launcher.runs.ledger import time_parts
+from launcher.runs.ledger import devices_of, goodput, ledger, ledger_fields, total_parts
 from launcher.runs.rundir import RunDir
 from launcher.runs.steps import newest_step, noted_checkpoints
 
@@ -71,7 +71,8 @@ def make_result(
     if summary.get("attempt") != attempt:
         summary = {"metrics": summary.get("metrics", {})}
     saved = [event for event in events if event["event"] == "checkpoint_saved"]
-    times = {f"{part}_s": time_s for part, time_s in time_parts(events).items()}
+    entries = ledger(events)
+    parts = total_parts(entries)
     return {
         "state": finish.state.value,
         "cause": finish.cause.value,
@@ -82,14 +83,16 @@ def make_result(
         "step": summary.get("step", saved[-1]["step"] if step is None and saved else step),
         "total_steps": _last(events, "training_started").get("total_steps"),
         "samples_seen": summary.get("samples_seen"),
-        "world_size": plan.world_size,
+        "steps_left_out": summary.get("steps_left_out"),
+        "world_size": summary.get("world_size", plan.world_size),
         "metrics": summary.get("metrics", {}),
         "weights_sha256": summary.get("weights_sha256"),
         "attempts": attempt,
         "restarts": restarts,
         "samples_per_s": summary.get("samples_per_s"),
-        "time": times,
-        "goodput": round(times["train_s"] / times["total_s"], 4) if times.get("total_s") else None,
+        "time": {f"{part}_s": time_s for part, time_s in parts.items()},
+        "goodput": goodput(parts),
+        "ledger": ledger_fields(entries, devices_of(plan)),
         "checkpoint": {
             "latest": saved[-1]["step"] if saved else None,
             "best": next((event["step"] for event in reversed(saved) if event.get("best")), None),

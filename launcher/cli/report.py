@@ -28,7 +28,7 @@ def report(run: str, as_json: bool) -> None:
     from launcher.runs.attempts import attempt_rows
     from launcher.runs.events import read_events
     from launcher.runs.find import find_run, find_sweep
-    from launcher.runs.ledger import time_parts
+    from launcher.runs.ledger import devices_of, ledger, ledger_fields, total_parts
     from launcher.runs.load import read_plan, read_record, read_result
 
     if (sweep := find_sweep(run)) is not None:
@@ -40,8 +40,10 @@ def report(run: str, as_json: bool) -> None:
     record, result, plan = read_record(found, observe_job), read_result(found), read_plan(found)
     events = read_events(found.path)
     if as_json:
-        rows, parts = attempt_rows(events), time_parts(events, now_s=_until(record, time.time()))
-        print(json.dumps(report_fields(record, result or {}, rows, parts, found.path), ensure_ascii=False))
+        entries = ledger(events, now_s=_until(record, time.time()))
+        spent = {"time": total_parts(entries), "ledger": ledger_fields(entries, devices_of(plan))}
+        fields = report_fields(record, result or {}, attempt_rows(events), spent, found.path)
+        print(json.dumps(fields, ensure_ascii=False))
     else:
         print(report_text(record, result, plan, events, now_s=time.time(), cwd=here()), end="")
 
@@ -57,15 +59,16 @@ def report_text(
 ) -> str:
     """What `launch report` says."""
     from launcher.cli.summary import final_block
-    from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
-    from launcher.runs.ledger import time_parts
+    from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, ledger_table, time_table
+    from launcher.runs.ledger import devices_of, ledger, total_parts
     from launcher.runs.report import short_id
     from launcher.runs.stalls import stalls_text
     from launcher.runs.times import newest_submission, spans
 
     attempts = spans(newest_submission(events))
     clocked = plan.worker.kind == "job" or not attempts or any(span.has_clock for span in attempts)
-    times = time_table(time_parts(events, now_s=_until(record, now_s)), has_clock=clocked)
+    entries = ledger(events, now_s=_until(record, now_s))
+    times = time_table(total_parts(entries), has_clock=clocked)
     if times and any(event["event"] == "resumed" for event in events):
         times += "\nsince the newest `launch resume`; the attempts are those of the whole run"
     sections = [
@@ -74,6 +77,7 @@ def report_text(
         attempts_table(attempt_rows(events)),
         stalls_text(events),
         times,
+        ledger_table(entries, devices_of(plan)),
     ]
     return "\n".join(f"{section}\n" for section in sections if section)
 
@@ -86,10 +90,11 @@ def _until(record: RunRecord, now_s: float) -> float | None:
 
 
 def report_fields(
-    record: RunRecord, result: Mapping[str, Any], rows: Sequence[AttemptRow], parts: Mapping[str, float], path: Path
+    record: RunRecord, result: Mapping[str, Any], rows: Sequence[AttemptRow], spent: Mapping[str, Any], path: Path
 ) -> dict[str, Any]:
-    """What `launch report --json` says."""
+    """What `launch report --json` says. spent: `time`, seconds by part, and `ledger`, the same for each attempt."""
     from launcher.runs.attempts import allocation_end
+    from launcher.runs.ledger import goodput
     from launcher.runs.report import first_failure
 
     first = first_failure(record, result)
@@ -109,6 +114,8 @@ def report_fields(
         "checkpoint": result.get("checkpoint"),
         "allocations": [{**each, "ended_by": allocation_end(record, each)} for each in record.allocations],
         "attempts": [asdict(row) for row in rows],
-        "time": {f"{name}_s": time_s for name, time_s in parts.items()},
+        "time": {f"{name}_s": time_s for name, time_s in spent["time"].items()},
+        "goodput": goodput(spent["time"]),
+        "ledger": spent["ledger"],
         "metrics": dict(record.metrics or {}),
     }

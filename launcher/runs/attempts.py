@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.runs.events import Event, time_of
 from launcher.runs.fold import RunRecord, allocation_sentence
-from launcher.runs.ledger import PARTS
+from launcher.runs.ledger import PARTS, Devices, Entry
 from launcher.runs.states import POLICIES, Cause, RunState
 from launcher.runs.times import Span, spans
 from launcher.wording import aligned, first_line, short_duration, short_hosts, shortened
@@ -106,14 +106,35 @@ def time_table(parts: Mapping[str, float], *, has_clock: bool) -> str:
     return "\n".join(table)
 
 
+def ledger_table(entries: Sequence[Entry], devices: Devices) -> str:
+    """The attempts and what each part of them took, in seconds, and what they cost; empty where there was none."""
+    if not any(entry.attempt for entry in entries):
+        return ""
+    shown = [name for name in PARTS if any(entry.times[name] for entry in entries)]
+    head = ("seconds", *shown, "total", _UNITS[devices.unit])
+    cells = [
+        (
+            f"attempt {entry.attempt}",
+            *(f"{entry.times[name] / 1000:,.1f}" for name in shown),
+            f"{entry.total / 1000:,.1f}",
+            f"{devices.hours(entry, 'total'):,.3f}",
+        )
+        for entry in entries
+    ]
+    whole, counted = (sum(devices.hours(entry, name) for entry in entries) for name in ("total", "train"))
+    last = f"{whole:,.3f} {_UNITS[devices.unit]} in all, {counted:,.3f} of them in steps that counted"
+    return "\n".join([*(aligned([head, *cells], right=range(1, len(head))) if len(entries) > 1 else ()), last])
+
+
+_UNITS = {"gpu_hours": "GPU hours", "worker_hours": "worker hours"}
 _MEANING = {
     "queue": ("queue", "waiting for the cluster"),
     "start": ("start", "from the command to the first step"),
     "train": ("train", "steps that counted"),
     "eval": ("eval", ""),
     "save": ("save", ""),
-    "lost": ("lost", "steps after the checkpoint that was gone on from"),
-    "down": ("down", "from the end of an attempt to the first step of the next"),
+    "lost": ("lost", "steps that had to be done again, or were rolled back"),
+    "down": ("down", "from the failure of an attempt to the first step of the next"),
     "end": ("end", "from the last step to the end of the run"),
 }
 

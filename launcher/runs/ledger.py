@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.runs.events import Event, time_of
 from launcher.runs.times import Span, newest_submission, queue_times, spans
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
 
 PARTS = ("queue", "start", "train", "eval", "save", "lost", "down", "end")
 _Interval = tuple[int, int]
@@ -110,6 +113,19 @@ class Devices:
         time = sum(held.values()) if name == "total" else held[name]
         nodes = self.nodes if entry.nodes is None else entry.nodes
         return round(time / 3_600_000 * nodes * self.per_node, 6)
+
+
+def gpus_per_node(plan: Plan) -> int:
+    """GPUs that a run holds on each node, whether its workers use them or not; 0 on CPU."""
+    used = plan.nproc_per_node if plan.device == "cuda" else 0
+    return used if plan.slurm is None else max(used, plan.slurm.gpus_per_node)
+
+
+def devices_of(plan: Plan) -> Devices:
+    """What the nodes of a plan hold: GPUs, or on CPU its workers."""
+    if gpus := gpus_per_node(plan):
+        return Devices(unit="gpu_hours", per_node=gpus, nodes=len(plan.nodes))
+    return Devices(unit="worker_hours", per_node=plan.nproc_per_node, nodes=len(plan.nodes))
 
 
 def ledger_fields(entries: Sequence[Entry], devices: Devices) -> list[dict[str, Any]]:

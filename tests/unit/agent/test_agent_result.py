@@ -15,6 +15,7 @@ from launcher.agent.effects import Finish
 from launcher.agent.result import make_result, write_result
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
+from launcher.runs.ledger import PARTS
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause, RunState
 
@@ -45,6 +46,7 @@ def events(*named: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
 SUMMARY = {
     "step": 632,
     "samples_seen": 80896,
+    "steps_left_out": 3,
     "world_size": 2,
     "weights_sha256": "ab" * 32,
     "metrics": {"eval/accuracy": 0.978},
@@ -75,6 +77,7 @@ def test_of_a_training_that_finished(plan: Plan) -> None:
         "step": 632,
         "total_steps": 632,
         "samples_seen": 80896,
+        "steps_left_out": 3,
         "world_size": 2,
         "metrics": {"eval/accuracy": 0.978},
         "weights_sha256": "ab" * 32,
@@ -94,6 +97,25 @@ def test_of_a_training_that_finished(plan: Plan) -> None:
             "end_s": 1.0,
             "total_s": 7.0,
         },
+        "ledger": [
+            {
+                "attempt": 1,
+                "devices": plan.world_size,
+                **result["time"],
+                "worker_hours": dict.fromkeys(PARTS, 0.0)
+                | {
+                    name: pytest.approx(time_s * plan.world_size / 3600, abs=1e-6)
+                    for name, time_s in {
+                        "start": 2.0,
+                        "train": 3.0,
+                        "eval": 0.6,
+                        "save": 0.4,
+                        "end": 1.0,
+                        "total": 7.0,
+                    }.items()
+                },
+            }
+        ],
         "checkpoint": {"latest": 632, "best": 300, "verified": True, "path": "checkpoints/step-632"},
         "stop_reason": None,
     }
