@@ -23,7 +23,7 @@ from jobs.storage import Part
 
 NICENESS = 10
 """Of the thread, once the copy is made: the training goes first where there are too few processors for both."""
-Write = Callable[[Sequence[Part]], None]
+Write = Callable[[Sequence[Part]], object]
 
 
 @dataclass(kw_only=True)

@@ -99,7 +99,7 @@ def test_the_own_checkpoint_wins_over_weights_to_start_from(start: Start, tmp_pa
     source = start(tmp_path / "source", tiny(train={"until": "12 steps", "eval_every": None}))
     assert source.wait() == [0, 0], source.log()
     (tmp_path / "die.py").write_text(DIE_AT)
-    recipe = tiny(train={"until": "40 steps", "eval_every": None}, checkpoint={"every": "5 steps"})
+    recipe = tiny(train={"until": "40 steps", "eval_every": None}, checkpoint={"every": "5 steps", "asynchronous": False})
     recipe["checkpoint"]["init_from"] = str(source.run_dir)
     whole = start(tmp_path / "whole", recipe)
     assert whole.wait() == [0, 0], whole.log()
@@ -121,7 +121,8 @@ def test_the_own_checkpoint_wins_over_weights_to_start_from(start: Start, tmp_pa
 
 def test_the_broken_newest_is_named_and_the_one_before_is_used(start: Start, tmp_path: Path) -> None:
     """F009: the middle of a file of rank 1 is zeroed; the ranks find it while they read, and read the one before."""
-    recipe = tiny(train={"until": "40 steps", "eval_every": None}, checkpoint={"every": "10 steps", "keep": 3})
+    checkpoint = {"every": "10 steps", "keep": 3, "asynchronous": False}
+    recipe = tiny(train={"until": "40 steps", "eval_every": None}, checkpoint=checkpoint)
     whole = start(tmp_path / "whole", recipe)
     assert whole.wait() == [0, 0], whole.log()
     (tmp_path / "die.py").write_text(DIE_AT)
@@ -200,7 +201,7 @@ def test_a_save_that_cannot_be_written_ends_all_ranks_at_once(start: Start, tmp_
             "folder = trainer._parts.checkpoints.folder; folder.rename(f'{folder}.away'); folder.touch()",
         )
     )
-    recipe = tiny(train={"until": "40 steps"}, checkpoint={"every": "5 steps"})
+    recipe = tiny(train={"until": "40 steps"}, checkpoint={"every": "5 steps", "asynchronous": False})
     ranks = start(tmp_path / "run", recipe, load=[str(tmp_path / "die.py")], rank_env={0: {"DIE_AT": "8"}})
     assert ranks.wait() == [1, 1]
     for rank in (0, 1):

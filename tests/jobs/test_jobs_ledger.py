@@ -80,7 +80,7 @@ def numbered(*, every: int = 1, loader_workers: int = 0, **train: Any) -> dict[s
             "eval_every": None,
             **train,
         },
-        checkpoint={"every": f"{every} steps"},
+        checkpoint={"every": f"{every} steps", "asynchronous": False},  # so that it is known from where a kill resumes
     )
     recipe["data"] = {"name": "numbered", "global_batch_size": BATCH, "loader_workers": loader_workers}
     return recipe
