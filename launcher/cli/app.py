@@ -13,6 +13,7 @@ from launcher.cli.types import NODES
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("launcher.cli.recipes:check", "Validate recipes, start nothing."),
+    "try": ("launcher.cli.try_:try_", "Rehearsal on this machine: train a little, break it, compare. PASS or FAIL."),
     "schema": ("launcher.cli.recipes:schema", "JSON Schema of a recipe, for editors."),
     "list": ("launcher.cli.recipes:list_", "What a recipe may name: models, datasets, strategies ..."),
     "ls": ("launcher.cli.runs:ls", "Runs, newest first."),
