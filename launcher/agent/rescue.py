@@ -96,20 +96,19 @@ class Rescue:
         """What follows; afterwards `over` says whether that was all."""
         if self.over:
             return []
-        if self.step is not None and self._keeping is not None:
-            rank, step, node = self._keeping
-            took_s = round(now_s - self.began_s, 3)
-            return self._end("rescued", {"step": step, "node": node, "rank": rank, "time_s": took_s})
-        if self._keeping is not None and now_s < self._keep_until_s:
-            return []
         if self._keeping is not None:
+            if self.step is not None:
+                return self._kept(*self._keeping, took_s=round(now_s - self.began_s, 3))
+            if now_s < self._keep_until_s:
+                return []
             self._problems.append(f"rank {self._keeping[0]} did not write its state within {KEEP_S:g} s")
             self._keeping = None
         for node in [node for node, until_s in self._awaited.items() if now_s >= until_s]:
             del self._awaited[node]
             self._problems.append(f"node {node} did not say what its workers hold")
-        if self._awaited:
-            return []
+        return [] if self._awaited else self._ask_the_next(now_s)
+
+    def _ask_the_next(self, now_s: float) -> list[Send | Record]:
         if not self._held:
             reason = "; ".join(self._problems) or "no worker is left that has completed a step"
             return self._end("not_rescued", {"reason": reason})
@@ -118,6 +117,13 @@ class Rescue:
         self._keeping, self._keep_until_s = (rank, step, node), now_s + KEEP_S
         order = {"type": "keep", "attempt": self.attempt, "rank": rank}
         return [Send({**order, "to_disk": True} if self.to_disk else order, node)]
+
+    def _kept(self, rank: int, step: int, node: int, *, took_s: float) -> list[Send | Record]:
+        rescued = self._end("rescued", {"step": step, "node": node, "rank": rank, "time_s": took_s})
+        if not self.to_disk:
+            return rescued
+        saved = {"step": step, "path": f"checkpoints/step-{step}", "time_s": took_s, "best": False}
+        return [*rescued, Record("checkpoint_saved", {"attempt": self.attempt, **saved})]
 
     def _end(self, event: str, fields: Mapping[str, object]) -> list[Send | Record]:
         self.over = True

@@ -54,6 +54,13 @@ def test_an_order_to_keep_it_on_disk_says_so() -> None:
     (send,) = rescue.advance(100.0)
     assert isinstance(send, Send)
     assert send.message == {"type": "keep", "attempt": 4, "rank": 0, "to_disk": True}
+    rescue.kept(0, None)
+    rescued, saved = rescue.advance(101.0)
+    assert isinstance(rescued, Record)
+    assert isinstance(saved, Record)
+    assert (rescued.event, saved.event) == ("rescued", "checkpoint_saved")
+    fields = {"attempt": 4, "step": 7, "path": "checkpoints/step-7", "time_s": 1.0, "best": False}
+    assert saved.fields == fields
 
 
 def test_who_cannot_write_is_followed_by_the_next_best() -> None:

@@ -1,0 +1,149 @@
+"""No step is lost while one worker lives: whatever else is killed, the training goes on where its survivors were."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from launched import LAUNCH, LIMIT_S, Launch, Launched
+from test_process_deaths import agent_of, is_gone
+from tiny import tiny
+
+from launcher.runs.metrics import read_metrics
+
+pytestmark = pytest.mark.process
+
+STEPS = 1000
+RECIPE = tiny(
+    train={"until": f"{STEPS} steps", "eval_every": "1000 epochs"},
+    checkpoint={"every": "100000 steps"},
+    resources={"nodes": 2, "nproc_per_node": 1, "threads": 1},
+    faults={"max_restarts": 10},
+)
+MEMORY = Path("/dev/shm")
+ProcessesOf = Callable[[str], list[int]]
+Command = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rescue") / "tiny.yaml"
+    path.write_text(json.dumps(RECIPE))
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(recipe_file: Path) -> dict[str, Any]:
+    """What a run that nobody disturbs ends with."""
+    argv = [LAUNCH, str(recipe_file), "--runs-dir", str(recipe_file.parent), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=recipe_file.parent)
+    run_dir = Path(json.loads(done.stdout.splitlines()[-1])["run_dir"])
+    return {**json.loads((run_dir / "result.json").read_text()), "losses": losses(run_dir)}
+
+
+def losses(run_dir: Path) -> dict[int, str]:
+    """By step, bit by bit; each step once."""
+    records = [record for record in read_metrics(run_dir / "metrics.jsonl") if "train/loss" in record]
+    assert len({record["step"] for record in records}) == len(records)
+    return {record["step"]: float(record["train/loss"]).hex() for record in records}
+
+
+def worker_of(run: Launched, rank: int, attempt: int) -> int:
+    """The pid of a worker."""
+    return int(run.wait_for_event("worker_started", rank=rank, attempt=attempt)["pid"])
+
+
+def trains(run: Launched, attempt: int) -> int:
+    """Wait until an attempt has done some steps; the newest."""
+
+    def newest() -> int:
+        steps = [record["step"] for record in read_metrics(run.run.metrics) if record["attempt"] == attempt]
+        return max(steps) if len(steps) > 5 else 0
+
+    step: int = run.until(lambda: run.run.metrics.exists() and newest())
+    return step
+
+
+def memory_of(run: Launched) -> list[Path]:
+    """The folders of a run in /dev/shm."""
+    return list(MEMORY.glob(f"launch-{run.run_id[-4:]}-*"))
+
+
+def test_agents_the_head_agent_and_a_worker_are_killed_and_no_step_is_lost(
+    launch: Launch, recipe_file: Path, undisturbed: dict[str, Any], processes_of: ProcessesOf
+) -> None:
+    run = launch(recipe_file)
+    kills: list[Callable[[int], int]] = [
+        lambda attempt: agent_of(run, 1),
+        lambda attempt: agent_of(run, 0),
+        lambda attempt: worker_of(run, 0, attempt),
+        lambda attempt: worker_of(run, 1, attempt),
+    ]
+    for attempt, victim in enumerate(kills, 1):
+        done = trains(run, attempt)
+        os.kill(victim(attempt), signal.SIGKILL)
+        rescued = run.wait_for_event("rescued", attempt=attempt)
+        assert rescued["step"] >= done
+        again = run.wait_for_event("training_started", attempt=attempt + 1)
+        assert again["step"] == rescued["step"], "a step that was done was done again"
+    assert run.wait() == 0, run.text
+    assert run.result["attempts"] == 5
+    assert run.result["weights_sha256"] == undisturbed["weights_sha256"]
+    assert losses(run.run.path) == undisturbed["losses"]
+    assert processes_of(run.run_id) == []
+    assert memory_of(run) == []
+
+
+@pytest.mark.parametrize("victim", ["launch", "supervisor", "everything"])
+def test_nothing_is_left_in_memory_whoever_is_killed(
+    launch: Launch, recipe_file: Path, processes_of: ProcessesOf, victim: str
+) -> None:
+    run = launch(recipe_file, "train.until=1000000 steps")
+    trains(run, 1)
+    os.kill(worker_of(run, 1, 1), signal.SIGKILL)
+    run.wait_for_event("rescued")
+    trains(run, 2)
+    (supervisor,) = run.happened("supervisor_started")
+    assert any(folder.glob("node-*/step-*") for folder in memory_of(run)), "there is something to leave behind"
+    if victim == "launch":
+        run.signal(signal.SIGKILL)
+    elif victim == "supervisor":
+        os.kill(supervisor["pid"], signal.SIGKILL)
+    else:
+        pids = processes_of(run.run_id)
+        for pid in (pids[0], *pids):  # once more the first: nobody may have been started meanwhile
+            subprocess.run(["kill", "-9", str(pid)], check=False, stderr=subprocess.DEVNULL)
+        run.process.wait()
+        after = launch(recipe_file, "train.until=2 steps")  # the next run of the same user
+        assert after.wait() == 0, after.text
+    run.process.wait()
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_gone(supervisor["pid"]) or processes_of(run.run_id) or memory_of(run):
+        assert time.monotonic() < deadline_s, "something is left"
+        time.sleep(0.02)
+
+
+def test_a_stop_that_a_frozen_worker_cannot_follow_is_followed_by_another_one_for_all(
+    launch: Launch, recipe_file: Path, undisturbed: dict[str, Any], command: Command
+) -> None:
+    run = launch(recipe_file, "faults.grace=4s")
+    trains(run, 1)
+    frozen = worker_of(run, 1, 1)
+    os.kill(frozen, signal.SIGSTOP)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.text
+    (rescued,) = run.happened("rescued")
+    assert run.result["checkpoint"]["latest"] == rescued["step"]
+    assert is_gone(frozen)
+    resumed = command("resume", run.run_id)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert run.result["weights_sha256"] == undisturbed["weights_sha256"]
+    assert losses(run.run.path) == undisturbed["losses"]
