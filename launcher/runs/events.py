@@ -20,11 +20,16 @@ node-<k>, the agent of a node:
     agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus, env} ·
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error} ·
     torchrun_started {attempt, node, pid} · zygote_replaced {node, pid} · head_lost {node, reason} ·
+    workers_given_up {node, waited_s}, no head agent was found for so long ·
     progress {attempt, step}, by what rank 0 prints
 head, the head agent:
     node_joined {node, host} · node_lost {node, host, reason} · stranger_refused {peer, reason} ·
     waiting {missing, waited_s} ·
-    attempt_started {attempt, master_addr, master_port, nodes, resumes_from, allocation} ·
+    attempt_started {attempt, master_addr, master_port, nodes, members: [node], resumes_from, allocation}, members only
+          where the number of nodes may change ·
+    scaled {attempt, nodes: [node], missing: [node], reason}, it has other nodes than the attempt before ·
+    rescued {attempt, step, node, rank, time_s}, of the attempt that has ended: that rank has kept that step in memory,
+          or at a stop on disk, which is a checkpoint_saved too · not_rescued {attempt, reason} ·
     failure {attempt, node, rank, pid, cause, exit_code, message, place, exception, step, last_words, log, log_line,
              kept} ·
     hang {attempt, phase, step, waited_s, limit_s, limit, culprits: [{rank, node, host, place}],
