@@ -14,37 +14,40 @@ Tensors and JSON, nothing else: there is no pickle in it, and none is ever read.
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from jobs.circle import Circle, CircleError
-from jobs.durable import FileInfo, free_bytes, fsync, write_durably, write_hashed
-from jobs.folders import Progress, complete, named, plain_json, progress_of, read_state, step_of
+from jobs.durable import FileInfo, fsync, write_durably, write_hashed
+from jobs.folders import Progress, complete, named, plain_json, progress_from, read_state, step_of
 from jobs.manifest import FORMAT, STATE, BrokenError, Manifest, compare, look, read_manifest, seal, share, verify
+from jobs.memory import Found, InMemory, Memory, of_no_use
+from jobs.room import answered, check_disk
 from jobs.state import CheckpointError, DifferenceError, TrainingState
 from jobs.storage import Layout, Part, plan
+from jobs.whole import check_fits
 from jobs.world import Meeting
 
 LATEST = "latest"
 _DELETED = ".tmp-deleted"
-_Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 _ASIDE = re.compile(r"step-(\d+)\.broken-\d+")
 
 
 class SaveError(CheckpointError):
-    """A checkpoint could not be written: no space, no permission, no folder."""
+    """A checkpoint could not be written: no space, no permission, no folder. `reason`: without the place."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +90,22 @@ class Choice:
     """None: there is none."""
     rejected: tuple[Rejected, ...] = ()
     """Newer ones that are not used."""
+    memory: InMemory | None = None
+    """Where it is, if it is not on the disk."""
+    state: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Its state.json."""
+
+    @classmethod
+    def of(cls, chosen: str | InMemory, rejected: Sequence[Rejected], state: Mapping[str, Any]) -> Choice:
+        """This one, with what its state.json says."""
+        memory = chosen if isinstance(chosen, InMemory) else None
+        name = chosen.name if isinstance(chosen, InMemory) else chosen
+        return cls(name=name, rejected=tuple(rejected), memory=memory, state=state)
 
     def sentence(self) -> str:
         """For people: `resumes from step-300; step-400 is broken: ...`."""
         first = f"resumes from {self.name}" if self.name else "there is no checkpoint to resume from"
+        first += f", {self.memory.place}" if self.memory else ""
         return "; ".join([first, *(f"{other.name} {other.problem}" for other in self.rejected)])
 
 
@@ -106,26 +121,41 @@ class Checkpoints:
         keep: int,
         best: str | None,
         record: Mapping[str, Any] | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.folder = folder
+        self._memory = memory
         self._run_id, self._attempt, self._keep, self._best = run_id, attempt, keep, best
         self.record = dict(record or {})
         self._layout: Layout | None = None
-        self._layout_of: _Shapes = {}
 
     def check_writable(self, rank: int) -> None:
-        """Find out now what the first save would find out later. Raises SaveError."""
-        probe = self.folder / f".probe-{self._attempt}-{rank}"
+        """Find out now what the first save would find out later, and within a minute. Raises SaveError."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe.unlink(missing_ok=True)
-            write_hashed(probe, "can checkpoints be written here?\n")
-            probe.unlink()
+            answered(partial(self._probe, rank), str(self.folder))
         except OSError as error:
-            raise SaveError(f"no checkpoint can be written to {self.folder}: {error}") from error
+            raise SaveError(f"no checkpoint can be written to {self.folder}", str(error)) from error
+
+    def check_room(self, size_bytes: int) -> str:
+        """Find out now whether a checkpoint of so many bytes fits. Raises SaveError; returns what is to be said.
+
+        For one rank only.
+        """
+        probe = self.folder / f".probe-{self._attempt}-room"
+        try:
+            return check_disk(self.folder, size_bytes, keep=self._keep, probe=probe)
+        except OSError as error:
+            raise SaveError(f"no checkpoint can be written to {self.folder}", str(error)) from error
+
+    def _probe(self, rank: int) -> None:
+        probe = self.folder / f".probe-{self._attempt}-{rank}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        probe.unlink(missing_ok=True)
+        write_hashed(probe, "can checkpoints be written here?\n")
+        probe.unlink()
 
     def resume(self, meeting: Meeting, state: TrainingState, group: ProcessGroup | None) -> tuple[Choice, Progress]:
-        """Go on from the newest checkpoint that is complete and verified; all ranks together.
+        """Go on from the newest checkpoint that is complete and verified, on disk or in memory; all ranks together.
 
         The ranks share the verification, which is done while the tensors are read. Removes what dead attempts left
         half-written, and puts aside what is broken. Raises CheckpointError where there are checkpoints and none can be
@@ -133,19 +163,26 @@ class Checkpoints:
         """
         rejected = [Rejected(**remark) for remark in meeting.decide("look for checkpoints", self._clean)]
         names = meeting.decide("list the checkpoints", lambda: named(self.folder))
-        for name in reversed(names):
-            problem = _first(meeting.gather(f"look at {name}", partial(self._look, name)))
-            problem = problem or self._load(name, meeting, state, group)
-            if not problem:
+        in_memory = self._memory.look(meeting) if self._memory else []
+        for candidate in _newest_first(names, in_memory):
+            if isinstance(candidate, InMemory):
+                assert self._memory is not None
+                problem, found = self._memory.load(candidate, meeting, state, group)
+            else:
+                problem, found = self._load(candidate, meeting, state, group)
+            if found is not None:
                 broken = [other.name for other in rejected if other.name in names]
-                meeting.decide("tidy the checkpoints", partial(self._tidy, name, broken))
-                return Choice(name=name, rejected=tuple(rejected)), progress_of(self.folder / name)
+                meeting.decide("tidy the checkpoints", partial(self._tidy, candidate, broken))
+                if self._memory:
+                    self._memory.remove(of_no_use(in_memory, candidate, [other.name for other in rejected]))
+                return Choice.of(candidate, rejected, found.state), progress_from(found.state, found.metrics)
+            name = candidate.full_name if isinstance(candidate, InMemory) else candidate
             rejected.append(Rejected(name=name, problem=problem))
         if names:
-            found = "\n  ".join(f"{other.name} {other.problem}" for other in rejected)
+            found_there = "\n  ".join(f"{other.name} {other.problem}" for other in rejected)
             meeting.part("use no checkpoint")
             raise CheckpointError(
-                f"{self.folder}: no checkpoint can be used\n  {found}\nmove them away to start from zero"
+                f"{self.folder}: no checkpoint can be used\n  {found_there}\nmove them away to start from zero"
             )
         return Choice(name=None, rejected=tuple(rejected)), Progress()
 
@@ -159,7 +196,7 @@ class Checkpoints:
 
     def needs_plan(self, state: TrainingState) -> bool:
         """Whether the ranks must agree anew on who writes what: no save yet, or the state has other tensors now."""
-        return self._layout is None or self._layout_of != _shapes(state.tensors())
+        return self._layout is None or not self._layout.fits(state.tensors())
 
     def draft(self, state: TrainingState, progress: Progress, group: ProcessGroup | None, *, replan: bool) -> Draft:
         """What is to be written of the state as it is now. Its tensors are the memory of the training itself.
@@ -168,7 +205,7 @@ class Checkpoints:
         """
         tensors = state.tensors()
         if replan or self._layout is None:
-            self._layout, self._layout_of = plan(tensors, group), _shapes(tensors)
+            self._layout = plan(tensors, group)
         text, problem = "", None
         if self._layout.rank == 0:
             try:
@@ -201,10 +238,12 @@ class Checkpoints:
             if circle.rank == 0:
                 # What is full should not stay full; the next save tries too.
                 shutil.rmtree(unfinished, ignore_errors=True)
-            raise SaveError(f"{draft.name} could not be written to {self.folder}: {error}") from error
+            raise SaveError(f"{draft.name} could not be written to {self.folder}", str(error)) from error
+        if self._memory:
+            self._memory.saved(step_of(draft.name))
         return Saved(**saved)
 
-    def describe(self, state: TrainingState, progress: Progress) -> str:
+    def describe(self, state: TrainingState, progress: Progress, **more: Any) -> str:
         """The text of state.json. Raises CheckpointError for what is neither a number nor a tensor."""
         content = {
             "format": FORMAT,
@@ -218,6 +257,7 @@ class Checkpoints:
             "scaler": None,
             "torch": torch.__version__,
             **self.record,
+            **more,
         }
         return plain_json(content)
 
@@ -259,9 +299,13 @@ class Checkpoints:
             return f"is broken: {STATE} says step {state['step']}"
         return ""
 
-    def _load(self, name: str, meeting: Meeting, state: TrainingState, group: ProcessGroup | None) -> str:
-        """Restore model and optimizer in place. Returns why that is worth nothing; empty where it is not."""
+    def _load(
+        self, name: str, meeting: Meeting, state: TrainingState, group: ProcessGroup | None
+    ) -> tuple[str, Found | None]:
+        """Restore model and optimizer in place. Returns why that is worth nothing, or what else was found."""
         path, world = self.folder / name, meeting.world
+        if problem := _first(meeting.gather(f"look at {name}", partial(self._look, name))):
+            return problem, None
         saved, manifest = read_state(path), read_manifest(path)
         if saved["scaler"] is not None:
             raise DifferenceError(f"{path} has the state of a gradient scaler, and this training has none")
@@ -272,9 +316,10 @@ class Checkpoints:
         except CheckpointError:  # is it the file?
             part = partial(verify, path, part=world.rank, parts=world.size)
             if problem := _first(meeting.gather(f"verify {name}", partial(_broken, part))):
-                return problem
+                return problem, None
             raise
-        return _first(meeting.gather(f"compare {name}", partial(_broken, partial(compare, manifest, hashes))))
+        problem = _first(meeting.gather(f"compare {name}", partial(_broken, partial(compare, manifest, hashes))))
+        return (problem, None) if problem else ("", Found(state=saved, metrics=manifest.metrics))
 
     def _clean(self) -> list[dict[str, str]]:
         """Remove what dead attempts left. Returns what is worth saying about it (fields of Rejected)."""
@@ -296,13 +341,15 @@ class Checkpoints:
             remarks.append({"name": LATEST, "problem": f"names {target}, which is not there"})
         return remarks
 
-    def _tidy(self, chosen: str, broken: list[str]) -> None:
+    def _tidy(self, chosen: str | InMemory, broken: list[str]) -> None:
         """Put broken ones aside, and let `latest` name the one that is used: a kill may have come before that."""
         for name in broken:
             (self.folder / name).rename(self.folder / f"{name}.broken-{self._attempt}")
-        self._point_to(chosen)
+        if isinstance(chosen, str):
+            self.point_to(chosen)
 
-    def _point_to(self, name: str) -> None:
+    def point_to(self, name: str) -> None:
+        """Let `latest` name a checkpoint."""
         write_durably(self.folder / LATEST, f"{name}\n")
         fsync(self.folder)
 
@@ -312,7 +359,7 @@ class Checkpoints:
             raise draft.problem
         unfinished.mkdir(parents=True, exist_ok=True)
         if draft.layout.rank == 0:
-            check_room(unfinished, draft.layout.size_bytes)
+            check_fits(unfinished, draft.layout.size_bytes)
 
     def _complete(
         self, draft: Draft, unfinished: Path, files: Mapping[str, FileInfo], on_complete: Callable[[Saved], None]
@@ -323,7 +370,7 @@ class Checkpoints:
         seal(unfinished, manifest)
         unfinished.rename(self.folder / draft.name)
         fsync(self.folder)
-        self._point_to(draft.name)
+        self.point_to(draft.name)
         self._prune()
         saved = Saved(name=draft.name, size_bytes=manifest.size_bytes, best=draft.name == self.best())
         on_complete(saved)
@@ -346,19 +393,6 @@ class Checkpoints:
             print(f"old checkpoints could not be removed, the next save tries again: {error}", flush=True)
 
 
-def check_room(folder: Path, size_bytes: int) -> None:
-    """Raise OSError, with both numbers, where a file system has no room for so many bytes."""
-    free = free_bytes(folder)
-    if free < size_bytes:
-        raise OSError(
-            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: it takes {size_bytes:,} bytes, and {free:,} are free"
-        )
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> _Shapes:
-    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-
-
 def _to_json(files: Mapping[str, FileInfo]) -> dict[str, Any]:
     return {name: asdict(info) for name, info in files.items()}
 
@@ -370,6 +404,13 @@ def _broken(check: Callable[[], None]) -> str:
     except BrokenError as error:
         return f"is broken: {error}"
     return ""
+
+
+def _newest_first(names: Sequence[str], in_memory: Sequence[InMemory]) -> list[str | InMemory]:
+    """In which order they are tried; of the same step the one on the disk first, which nobody has to write again."""
+    keyed: list[tuple[tuple[int, int], str | InMemory]] = [((-step_of(name), 0), name) for name in names]
+    keyed += [((-each.step, 1), each) for each in in_memory]
+    return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def _first(problems: list[str]) -> str:

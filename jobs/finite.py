@@ -104,18 +104,36 @@ def _first_bad(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 class KeptBuffers:
-    """The buffers of a network as they were before a batch went through it: statistics of a batch norm, for one."""
+    """The buffers of a network as they were at some moment: the statistics of a batch norm, which a forward changes."""
 
     def __init__(self, net: nn.Module) -> None:
-        self._buffers = list(net.buffers())
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._places = [
+            (f"{path}.{name}" if path else name, module._buffers, name)
+            for path, module in net.named_modules(remove_duplicate=False)
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._kept = [buffer.detach().clone() for buffer in self._now()]
 
     def keep(self) -> None:
         """Note what they are now."""
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            kept.copy_(buffer)
+        for index, buffer in enumerate(self._now()):
+            if buffer.shape != self._kept[index].shape or buffer.dtype != self._kept[index].dtype:
+                self._kept[index] = torch.empty_like(buffer)
+        if self._kept:
+            torch._foreach_copy_(self._kept, self._now())
 
     def restore(self) -> None:
         """Put back what was noted."""
-        for kept, buffer in zip(self._kept, self._buffers, strict=True):
-            buffer.copy_(kept)
+        for (_, buffers, name), kept in zip(self._places, self._kept, strict=True):
+            if buffers[name] is None or buffers[name].shape != kept.shape:
+                buffers[name] = torch.empty_like(kept)
+            buffers[name].copy_(kept)
+
+    def named(self) -> dict[str, Tensor]:
+        """What was noted, by the names of the buffers in the network."""
+        return {name: kept for (name, _, _), kept in zip(self._places, self._kept, strict=True)}
+
+    def _now(self) -> list[Tensor]:
+        """Where a forward puts another tensor in the place of a buffer, that one."""
+        return [buffers[name] for _, buffers, name in self._places]

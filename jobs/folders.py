@@ -68,15 +68,19 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def progress_of(path: Path) -> Progress:
-    """Where the training stood."""
-    state = read_state(path)
+def progress_from(state: Mapping[str, Any], metrics: Mapping[str, float] | None) -> Progress:
+    """Where the training stood, by state.json and the metrics of the manifest."""
     return Progress(
         step=state["step"],
         samples_seen=state["samples_seen"],
-        metrics=read_manifest(path).metrics,
+        metrics=metrics,
         left_out=read_left_out(state.get("left_out")),
     )
+
+
+def progress_of(path: Path) -> Progress:
+    """Where the training of a checkpoint stood."""
+    return progress_from(read_state(path), read_manifest(path).metrics)
 
 
 def plain_json(content: Mapping[str, Any]) -> str:

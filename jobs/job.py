@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.recipe.schema import DataSection, ModelSection, Recipe, TrainSection
 from launcher.runs.rundir import RunDir
@@ -31,8 +32,8 @@ class Job:
     """None = by hand: `place` decides."""
     device: str
     """cpu, cuda or auto."""
-    world_size: int | None
-    """Number of ranks that were planned; None = by hand, torchrun decides."""
+    world_sizes: range | None
+    """Numbers of ranks that the plan allows; which one it is, the environment says. None = by hand."""
     grace_s: float | None
     """How long a stop may take, to the end of the process; None = by hand, nobody counts."""
 
@@ -55,9 +56,16 @@ def _planned(run_dir: RunDir, env: Mapping[str, str]) -> Job:
         identity=f"run {env['LAUNCH_RUN_ID']}, attempt {attempt}",
         run_dir=run_dir,
         device=plan["device"],
-        world_size=len(plan["nodes"]) * plan["nproc_per_node"],
+        world_sizes=_world_sizes(plan),
         grace_s=plan["limits"]["grace_s"],
     )
+
+
+def _world_sizes(plan: Mapping[str, Any]) -> range:
+    """An elastic run may have any number of its nodes between the least and all."""
+    nodes, per_node = len(plan["nodes"]), plan["nproc_per_node"]
+    least = plan.get("min_nodes") or nodes
+    return range(least * per_node, nodes * per_node + 1, per_node)
 
 
 def _by_hand(argv: Sequence[str], env: Mapping[str, str]) -> Job:
@@ -69,7 +77,7 @@ def _by_hand(argv: Sequence[str], env: Mapping[str, str]) -> Job:
     attempt = int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1
     identity = f"torchrun {env.get('TORCHELASTIC_RUN_ID', '')}, attempt {attempt}"
     device = recipe.resources.device
-    return _job(recipe, attempt=attempt, identity=identity, run_dir=None, device=device, world_size=None, grace_s=None)
+    return _job(recipe, attempt=attempt, identity=identity, run_dir=None, device=device, world_sizes=None, grace_s=None)
 
 
 def _job(
@@ -79,7 +87,7 @@ def _job(
     identity: str,
     run_dir: RunDir | None,
     device: str,
-    world_size: int | None,
+    world_sizes: range | None,
     grace_s: float | None,
 ) -> Job:
     if recipe.model is None or recipe.data is None or recipe.train is None:
@@ -93,7 +101,7 @@ def _job(
         identity=identity,
         run_dir=run_dir,
         device=device,
-        world_size=world_size,
+        world_sizes=world_sizes,
         grace_s=grace_s,
     )
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.metrics import MetricsLog
+from jobs.metrics import MetricsLog, MetricsMemory
 from launcher.runs.events import EventWriter
+from launcher.runs.metrics import Record
 from launcher.runs.rundir import RunDir
 
 
 class Reporter:
-    """The voice of rank 0; on other ranks it is silent."""
+    """The voice of rank 0; other ranks are silent, and remember what rank 0 has not written down yet."""
 
-    def __init__(self, run_dir: RunDir, *, rank: int, attempt: int, resumed_from: int) -> None:
+    def __init__(
+        self, run_dir: RunDir, *, rank: int, attempt: int, resumed_from: int, kept: Sequence[Record] = ()
+    ) -> None:
+        """`kept`: lines of the metrics that came with the state from which the training goes on."""
         self._attempt = attempt
         self._events: EventWriter | None = None
         self._metrics: MetricsLog | None = None
+        self._remembered = MetricsMemory(attempt=attempt)
         if rank == 0:
             self._events = EventWriter(run_dir.path, "worker")
-            self._metrics = MetricsLog(run_dir.metrics, attempt=attempt, resumed_from=resumed_from)
+            self._metrics = MetricsLog(run_dir.metrics, attempt=attempt, resumed_from=resumed_from, kept=kept)
 
     def say(self, text: str) -> None:
         """A line for people."""
@@ -34,8 +39,19 @@ class Reporter:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """What is known about a step."""
-        if self._metrics is not None:
-            self._metrics.write(step, **values)
+        (self._metrics or self._remembered).write(step, **values)
+
+    def written(self) -> int:
+        """How many lines of the metrics are in the file, as far as this rank has written them."""
+        return 0 if self._metrics is None else self._metrics.written
+
+    def forget(self, written: int) -> None:
+        """Rank 0 has written so many."""
+        self._remembered.forget(written)
+
+    def unwritten(self) -> list[Record]:
+        """The lines of the metrics that may not be in the file."""
+        return (self._metrics or self._remembered).unwritten()
 
     def flush(self) -> None:
         """Bring the metrics to the file."""

@@ -11,7 +11,7 @@ they are not state. `state` names every slot, so that one that is missing among 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,27 +67,48 @@ class TrainingState:
         }
 
     def restore(
-        self, folder: Path, numbers: Numbers, group: ProcessGroup | None, *, verify: Collection[str] = ()
+        self,
+        folder: Path,
+        numbers: Numbers,
+        group: ProcessGroup | None,
+        *,
+        verify: Collection[str] = (),
+        alone: bool = False,
     ) -> dict[str, str]:
-        """Put back what `tensors` and `numbers` gave. Returns the hashes of the files that are named in `verify`.
+        """Put back what `tensors` and `numbers` gave, all ranks together; `alone`: this one reads all of it by itself.
 
-        Raises DifferenceError, with every difference and before anything is changed; CheckpointError where a file
-        cannot be read.
+        Returns the hashes of the files that are named in `verify`. Raises DifferenceError, with every difference and
+        before anything is changed; CheckpointError where a file cannot be read.
         """
         reader = open_tensors(folder, verify=verify)
-        slots, wanted, differences = self._expected(numbers, reader.tensors)
-        differences += model_differences(self.net, reader.tensors)
-        surplus = reader.tensors.keys() - wanted.keys() - {f"model/{name}" for name in self.net.state_dict()}
+        self.refill(
+            str(folder), numbers, reader.tensors, lambda into: read_tensors(reader, folder, into, group, alone=alone)
+        )
+        return reader.hashes
+
+    def refill(
+        self,
+        source: str,
+        numbers: Numbers,
+        saved: Mapping[str, TensorStorageMetadata],
+        fill: Callable[[dict[str, Tensor]], None],
+    ) -> None:
+        """Put back a state whose tensors come from somewhere: `fill` is given memory for all of `saved`, by name.
+
+        Raises DifferenceError, with every difference and before anything is changed. `source` is what it says of it.
+        """
+        slots, wanted, differences = self._expected(numbers, saved)
+        differences += model_differences(self.net, saved)
+        surplus = saved.keys() - wanted.keys() - {f"model/{name}" for name in self.net.state_dict()}
         differences += [f"{key}: not in this training" for key in sorted(surplus) if key.startswith("optimizer/")]
         if differences:
-            raise DifferenceError("\n  ".join([f"{folder} is of another training:", *differences]))
-        read_tensors(reader, folder, {**model_tensors(self.net), **wanted}, group)
+            raise DifferenceError("\n  ".join([f"{source} is of another training:", *differences]))
+        fill({**model_tensors(self.net), **wanted})
         self.optimizer.state.clear()  # of a checkpoint that turned out to be broken after it was read
         self.optimizer.state.update(slots)
         groups = zip(self.optimizer.param_groups, self._made_with, numbers["groups"], strict=True)
         for options, made_with, changes in groups:
             options.update({**made_with, **changes})
-        return reader.hashes
 
     def _expected(
         self, numbers: Numbers, saved: Mapping[str, TensorStorageMetadata]
@@ -168,11 +189,13 @@ def open_tensors(folder: Path, *, verify: Collection[str] = ()) -> Reader:
         raise CheckpointError(f"{folder}: {error}") from error
 
 
-def read_tensors(reader: Reader, folder: Path, into: dict[str, Tensor], group: ProcessGroup | None) -> None:
-    """Fill tensors by their names, all ranks together. Raises CheckpointError."""
+def read_tensors(
+    reader: Reader, folder: Path, into: dict[str, Tensor], group: ProcessGroup | None, *, alone: bool = False
+) -> None:
+    """Fill tensors by their names, all ranks together, or this one alone. Raises CheckpointError."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        load(into, storage_reader=reader, planner=planner, process_group=group)
+        load(into, storage_reader=reader, planner=planner, process_group=group, no_dist=alone)
     except CheckpointException as error:  # a BaseException, which nobody expects
         raise CheckpointError(f"{folder}: {reasons(error)}") from error
 

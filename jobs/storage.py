@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +46,8 @@ T = TypeVar("T")
 _TYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _Place = tuple[str, tuple[int, ...]]
 """A tensor, and the offsets of a chunk of it."""
+# Torch warns where a rank writes or reads alone, which is meant here.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,12 @@ class Layout:
     """On rank 0: the list of all tensors."""
     size_bytes: int
     """Of all tensors."""
+    _of: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    """Shape and type of each tensor that it is for."""
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether it is for a state of such tensors."""
+        return self._of == _shapes(tensors)
 
     @property
     def file(self) -> str:
@@ -126,7 +135,9 @@ class _Planning(StorageWriter):
     def layout(self, tensors: Mapping[str, Tensor]) -> Layout:
         """What was agreed on."""
         size_bytes = sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
-        return Layout(rank=self._rank, _items=self._items, _listed=self._listed, size_bytes=size_bytes)
+        return Layout(
+            rank=self._rank, _items=self._items, _listed=self._listed, size_bytes=size_bytes, _of=_shapes(tensors)
+        )
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing is kept from one save to the next."""
@@ -253,6 +264,10 @@ def _part(item: WriteItem, planner: SavePlanner) -> Part:
     return Part(key=item.index.fqn, name=name, tensor=value.detach())
 
 
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
 def _same(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -284,17 +299,21 @@ def _describe(metadata: Metadata, places: Mapping[_Place, str]) -> dict[str, Any
 
 
 def _read_list(folder: Path) -> tuple[dict[str, TensorStorageMetadata], dict[_Place, str]]:
-    tensors: dict[str, TensorStorageMetadata] = {}
-    places: dict[_Place, str] = {}
     try:
-        content = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']}; this version reads {FORMAT}")
-        for name, described in content["tensors"].items():
-            tensors[name] = _tensor_of(described)
-            places.update(_places_of(name, described["chunks"]))
+        return parse_list(json.loads((folder / TENSORS).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TensorFileError(f"{TENSORS} cannot be read: {error!r}") from error
+
+
+def parse_list(content: Any) -> tuple[dict[str, TensorStorageMetadata], dict[_Place, str]]:
+    """The tensors of a list, and in which file each chunk is. Raises what a list that is none gives rise to."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    places: dict[_Place, str] = {}
+    if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']}; this version reads {FORMAT}")
+    for name, described in content["tensors"].items():
+        tensors[name] = _tensor_of(described)
+        places.update(_places_of(name, described["chunks"]))
     return tensors, places
 
 

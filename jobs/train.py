@@ -14,6 +14,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,23 @@ from jobs import registry
 from jobs.batches import Batches, divide, read_batches
 from jobs.checkpoint import Checkpoints, Choice
 from jobs.data.base import Data, Source
-from jobs.folders import read_state, resolve_init
+from jobs.folders import resolve_init
 from jobs.job import Job, place, read_job, run_id
+from jobs.keeper import Keeper, is_peer_lost
+from jobs.kept import KeptState, is_whole
 from jobs.loader import Loader
 from jobs.marks import Marks
+from jobs.memory import Memory
+from jobs.preparing import Saves
 from jobs.report import Reporter
 from jobs.sampler import Sampler, derive_seed
+from jobs.sockets import GroupSockets
 from jobs.state import TrainingState, restore_model
 from jobs.stop import Stopped, StopRequest
 from jobs.tracking import Tracking, patience_s
 from jobs.trainer import Calendar, Parts, Trainer
 from jobs.weights import weights_sha256
-from jobs.world import Meeting, World, check_identity, init_groups, pick_device
+from jobs.world import Meeting, World, check_identity, check_size, init_groups, pick_device
 from launcher.errors import ExitCode, LaunchError
 from launcher.runs.clock import Phase, StepPage
 from launcher.runs.events import read_lines
@@ -69,21 +75,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(job: Job, stop: StopRequest) -> int:
-    """The order of a run."""
+    """Train. Where another rank is lost and there is an agent, wait for it: it has this rank's state kept first."""
     marks = Marks(StepPage.from_env())
     marks.at(Phase.START, 0)
     world = World.from_env(os.environ)
     device = pick_device(job.device, world)
+    sockets = GroupSockets(store_port=int(os.environ["MASTER_PORT"]))
+    keeper = Keeper.start(os.environ, sockets, device)
+    try:
+        return follow_order(job, stop, Here(world=world, device=device, marks=marks, sockets=sockets, keeper=keeper))
+    except Exception as error:
+        if keeper is not None and (keeper.is_over or (world.size > 1 and is_peer_lost(error))):
+            step = getattr(error, "launch_step", None)
+            keeper.wait_for_orders(error, step=step, limit_s=job.recipe.network.timeout.time_s)
+        raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """This process: which rank it is, and what ties it to its agent."""
+
+    world: World
+    device: torch.device
+    marks: Marks
+    sockets: GroupSockets
+    keeper: Keeper | None
+
+
+def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
+    """The order of a run."""
+    world, device, marks = here.world, here.device, here.marks
     source: Source = registry.build("dataset", job.data.name, job.data.options)
     with stop.at_once():
         meeting, store = Meeting.join(world, prefix=f"attempt-{job.attempt}")
-        check_identity(meeting.gather("meet", lambda: job.identity), expected_size=job.world_size)
+        check_identity(meeting.gather("meet", lambda: job.identity))
+        check_size(world.size, job.world_sizes)
         run_dir = job.run_dir or RunDir(Path(meeting.decide("place the run", lambda: place_by_hand(job))))
         name = meeting.decide("name the run", lambda: run_id(run_dir, os.environ))
-        checkpoints = make_checkpoints(job, run_dir, name)
+        memory = Memory.from_env(os.environ, world, run_id=name)
+        checkpoints = make_checkpoints(job, run_dir, name, memory)
         meeting.gather("try the folder of the checkpoints", lambda: checkpoints.check_writable(world.rank))
         meeting.gather("prepare the data", lambda: source.prepare() if world.local_rank == 0 else None)
-    group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
+    with here.sockets.watch():
+        group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
 
     data = source.load()
     net = make_model(job, device)
@@ -94,11 +128,19 @@ def train(job: Job, stop: StopRequest) -> int:
     if choice.name is None:
         initialise(job, net, meeting, group)
     else:
-        before = read_batches(read_state(checkpoints.folder / choice.name))
+        before = read_batches(choice.state)
     batches = divide(job.data.global_batch_size, world_size=world.size, wanted=job.train.accumulate, before=before)
     checkpoints.record["batches"] = batches.to_record()
     sampler = make_sampler(job, data, world, batches)
     calendar = make_calendar(job, sampler)
+    report = Reporter(
+        run_dir,
+        rank=world.rank,
+        attempt=job.attempt,
+        resumed_from=progress.step,
+        kept=choice.state.get("kept", {}).get("lines", ()),
+    )
+    saves = Saves(job=job, meeting=meeting, checkpoints=checkpoints, state=state, report=report)
     parts = Parts(
         world=world,
         device=device,
@@ -110,19 +152,26 @@ def train(job: Job, stop: StopRequest) -> int:
         evaluation=data.evaluation,
         checkpoints=checkpoints,
         group=group,
-        report=Reporter(run_dir, rank=world.rank, attempt=job.attempt, resumed_from=progress.step),
+        report=report,
         stop=stop,
         marks=marks,
         bf16=job.train.precision == "bf16",
         calendar=calendar,
+        keeper=here.keeper,
         go_back=lambda name: checkpoints.resume(meeting.again(name), state, group),
         on_nan=job.recipe.faults.on_nan,
         max_skips=job.recipe.faults.max_skips,
+        asynchronous=job.recipe.checkpoint.asynchronous,
+        max_failed_saves=job.recipe.checkpoint.max_failed_saves,
+        snapshots=saves.prepare() if progress.step < calendar.total_steps else None,
+        on_saved=nothing if here.keeper is None else here.keeper.saved,
     )
     marks.watch_forward(net)
-    trainer = Trainer(parts, progress, saved=choice.name is not None)
-    already_complete = trainer.finished
+    is_on_disk = choice.name is not None and choice.memory is None
+    trainer = Trainer(parts, progress, saved=is_on_disk)
+    already_complete = trainer.finished and is_on_disk
     stopped = trainer.meet()
+    keep_state(parts, trainer, attempt=job.attempt)  # now that rank 0 has written down what came with the state
     say_start(job, parts, trainer, choice, batches.changes(before))
     tracking = Tracking.start(job, run_dir) if world.rank == 0 and not already_complete else None
     gc.collect()
@@ -133,12 +182,26 @@ def train(job: Job, stop: StopRequest) -> int:
     weights = weights_sha256(net)
     report_end(parts, trainer, weights, previous=last_summary(run_dir) if already_complete else {})
     leave_together()
-    if tracking is not None:
-        limit_s = patience_s(None if finished else job.grace_s)
-        tracking.finish(exit_code=0, limit_s=limit_s)  # now that nobody waits for this rank
+    end_tracking(tracking, job, finished=finished)  # now that nobody waits for this rank
     if world.rank == 0:
         print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
     return 0 if finished else int(ExitCode.STOPPED)
+
+
+def end_tracking(tracking: Tracking | None, job: Job, *, finished: bool) -> None:
+    """Let the copies of the metrics be completed, for as long as there is time."""
+    if tracking is not None:
+        tracking.finish(exit_code=0, limit_s=patience_s(None if finished else job.grace_s))
+
+
+def keep_state(parts: Parts, trainer: Trainer, *, attempt: int) -> None:
+    """From now on this rank's state can be kept, if it has all of it."""
+    if parts.keeper is not None and is_whole(parts.state.tensors()):
+        parts.keeper.hold(KeptState(parts, lambda: trainer.progress, attempt=attempt))
+
+
+def nothing(step: int) -> None:
+    """Nobody is told of a checkpoint."""
 
 
 def leave_together() -> None:
@@ -177,12 +240,14 @@ def make_calendar(job: Job, sampler: Sampler) -> Calendar:
     """All lengths of the recipe, in steps."""
     per_epoch = sampler.steps_per_epoch
     eval_every, save_every = job.train.eval_every, job.recipe.checkpoint.every
+    snapshot_every = job.recipe.checkpoint.memory_every
     return Calendar(
         total_steps=job.train.until.steps(per_epoch),
         steps_per_epoch=per_epoch,
         log_every=max(1, job.train.log_every.steps(per_epoch)),
         eval_every=None if eval_every is None else max(1, eval_every.steps(per_epoch)),
         save_every=None if save_every is None else max(1, save_every.steps(per_epoch)),
+        snapshot_every=None if snapshot_every is None else max(1, snapshot_every.steps(per_epoch)),
     )
 
 
@@ -208,7 +273,7 @@ def make_schedule(job: Job, calendar: Calendar) -> Any:
     return lambda step: function(step, calendar.total_steps, warmup_steps, **section.options)
 
 
-def make_checkpoints(job: Job, run_dir: RunDir, run_id: str) -> Checkpoints:
+def make_checkpoints(job: Job, run_dir: RunDir, run_id: str, memory: Memory) -> Checkpoints:
     """The checkpoints of the run; each notes what it was trained from."""
     recipe = job.recipe.model_dump(mode="json", by_alias=True, include={"name", "model", "data", "train"})
     section = job.recipe.checkpoint
@@ -219,6 +284,7 @@ def make_checkpoints(job: Job, run_dir: RunDir, run_id: str) -> Checkpoints:
         keep=section.keep,
         best=section.best,
         record={"recipe": recipe},
+        memory=memory,
     )
 
 
@@ -238,6 +304,7 @@ def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes:
         "training_started",
         step=step,
         resumed_from=choice.name,
+        memory=choice.memory and {"node": choice.memory.node, "rank": choice.memory.kept_by},
         rejected=[dataclasses.asdict(other) for other in choice.rejected],
         init_from=init_from if choice.name is None else None,
         total_steps=calendar.total_steps,
@@ -251,7 +318,7 @@ def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes:
         report.say(f"checkpoint.init_from ({init_from}) is not read: the run goes on from a checkpoint of its own")
     if changes:
         report.say(changes)
-    if trainer.finished:
+    if trainer.finished and choice.memory is None:
         report.say(f"already complete: {step}/{calendar.total_steps} steps in {choice.name}")
         return
     start = "resuming" if choice.name else f"starting with the weights of {init_from}" if init_from else "starting"
@@ -284,6 +351,8 @@ def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Chec
             "eval_s": round(times.eval_s, 3),
             "save_s": round(times.save_s, 3),
         },
+        "saves": dataclasses.asdict(trainer.saves),
+        "snapshots": trainer.snapshots_told(),
         "samples_per_s": round(trainer.samples_trained / train_s, 1),
         "checkpoint": f"checkpoints/{best}",
         "checkpoint_verified": checkpoints.is_intact(best),

@@ -15,16 +15,20 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from jobs.agreement import Agreement
-from jobs.checkpoint import Checkpoints, Choice
+from jobs.buffers import SharedBuffers
+from jobs.checkpoint import Checkpoints, Choice, Saved
 from jobs.data.base import Samples
 from jobs.evaluation import evaluate
 from jobs.finite import KeptBuffers, gradient_problem, loss_message, loss_problem
 from jobs.folders import Progress
+from jobs.keeper import Keeper, is_peer_lost
 from jobs.loader import Loader
 from jobs.marks import Marks
 from jobs.objective import loss_sum
 from jobs.report import Rate, Reporter, progress_line
 from jobs.sampler import Sampler, Share, derive_seed
+from jobs.saving import Counts, Saving, Voice
+from jobs.snapshots import Snapshots
 from jobs.state import TrainingState
 from jobs.stop import StopRequest
 from jobs.world import World
@@ -42,6 +46,8 @@ class Calendar:
     log_every: int
     eval_every: int | None
     save_every: int | None
+    snapshot_every: int | None = None
+    """None = never."""
 
     def is_due(self, every: int | None, step: int) -> bool:
         """Whether something that is done every so many steps, and at the end, is done after this one."""
@@ -84,6 +90,15 @@ class Parts:
     on_nan: str = "stop"
     """faults.on_nan: stop, skip or rollback."""
     max_skips: int = 1
+    keeper: Keeper | None = None
+    """Keeps the state if another rank dies; None: nobody asks for it."""
+    asynchronous: bool = True
+    """checkpoint.asynchronous: saves are written while the training goes on."""
+    max_failed_saves: int = 0
+    snapshots: Snapshots | None = None
+    """To the memory of this node; None: another rank writes them, or none are wanted."""
+    on_saved: Callable[[int], None] = lambda step: None
+    """Called on rank 0, in another thread, when the checkpoint of a step is complete on disk."""
     marks: Marks = field(default_factory=Marks)
     """What the agent sees of this rank."""
 
@@ -107,13 +122,31 @@ class Trainer:
         self.samples_trained = 0
         self._parts = parts
         self._calendar = parts.calendar
-        self._agreement = Agreement(parts.stop)
+        self._saving = Saving(
+            parts.checkpoints,
+            parts.group,
+            Voice(complete=self._say_saved, failed=self._say_not_saved, say=parts.report.say),
+            asynchronous=parts.asynchronous,
+            max_failed=parts.max_failed_saves,
+        )
+        self._agreement = Agreement(parts.stop, parts.report.written, has_trouble=lambda: self._saving.has_trouble)
         self._saved = saved
         """Whether the state of this moment is on disk."""
         self._buffers = KeptBuffers(parts.net) if parts.on_nan == "skip" else None
+        self._shared = SharedBuffers(parts.net, ranks=parts.world.size)
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         self._lr = 0.0
         self._rate = Rate()
+
+    @property
+    def saves(self) -> Counts:
+        """What became of the saves."""
+        return self._saving.counts
+
+    def snapshots_told(self) -> dict[str, float] | None:
+        """How many snapshots this rank wrote to memory, and how long the training waited for them; None without any."""
+        snapshots = self._parts.snapshots
+        return None if snapshots is None else {"count": snapshots.count, "blocked_s": round(snapshots.blocked_s, 3)}
 
     @property
     def finished(self) -> bool:
@@ -136,6 +169,8 @@ class Trainer:
         except Exception as error:
             # The step it was in: who reads the error file wants to know whether the next attempt fails there again.
             error.launch_step = self.progress.step  # type: ignore[attr-defined]
+            if not is_peer_lost(error):
+                self._saving.let_end()
             raise
         self.times.train_s = time.perf_counter() - begin - self.times.eval_s - self.times.save_s
         return self.finished
@@ -149,7 +184,12 @@ class Trainer:
             self._parts.marks.step(self.progress.step)
         if not self.finished or stop:
             self._check_weights()
-            self._save()
+            self._save(last=True)
+        self._await_save()
+        if self._parts.snapshots is not None:
+            self._parts.snapshots.finish()
+        while not self._saved:  # what all was done for: where others may fail, this one is tried again
+            self._save(last=True)
 
     def _rehearse(self) -> None:
         """One forward and backward whose result is thrown away.
@@ -173,12 +213,16 @@ class Trainer:
         step, calendar = self.progress.step, self._calendar
         wants_eval = self._parts.evaluation is not None and calendar.is_due(calendar.eval_every, step)
         wants_save = calendar.is_due(calendar.save_every, step)
+        if self._agreement.trouble:
+            self._settle_save()
         if wants_save:
             self._check_weights()
         if wants_eval and self.progress.metrics is None and not self._evaluate():
             return False
         if wants_save:
-            self._save()
+            self._save(last=step == calendar.total_steps)
+        elif calendar.snapshot_every and step and step % calendar.snapshot_every == 0 and not self._saved:
+            self._snapshot()
         return True
 
     def _step(self) -> bool:
@@ -194,20 +238,28 @@ class Trainer:
             self._buffers.keep()
         self._gradients(share)
         agreed = self._agreement.receive()
+        self._parts.report.forget(agreed.written)
+        self._shared.receive()
         problem = loss_problem(agreed.sums) or gradient_problem(self._parts.net, self._any_rank)
         if problem:
             self._leave_out(problem, share)
             return agreed.stop
         self._parts.marks.work()
-        self._parts.optimizer.step()
-        self._parts.optimizer.zero_grad(set_to_none=True)
+        self._await_copy()
         step, seen = self.progress.step + 1, self.progress.samples_seen + share.global_count
-        self.progress = Progress(step=step, samples_seen=seen, left_out=self.progress.left_out)
-        self._saved = False
         self._rate.add(share.global_count)
         self.samples_trained += share.global_count
-        self._record(agreed.sums[0] / agreed.sums[1], {"samples_seen": seen, "train/lr": self._lr})
+        with self._changing():
+            self._parts.optimizer.step()
+            self.progress = Progress(step=step, samples_seen=seen, left_out=self.progress.left_out)
+            self._saved = False
+            self._record(agreed.sums[0] / agreed.sums[1], {"samples_seen": seen, "train/lr": self._lr})
+        self._parts.optimizer.zero_grad(set_to_none=True)
         return agreed.stop
+
+    def _changing(self) -> AbstractContextManager[None]:
+        """Around what changes the state: it is whole before and after it, and can be kept."""
+        return nullcontext() if self._parts.keeper is None else self._parts.keeper.changing()
 
     def _gradients(self, share: Share) -> None:
         """Forward and backward; the loss of this rank is on its way to the others when the last backward begins."""
@@ -231,6 +283,7 @@ class Trainer:
                     summed = total.item() if share.local_count else 0.0
                     parts.marks.rest()
                     self._agreement.send(*loss_message(summed, share.local_count, parts.world.rank))
+                    self._shared.send()
                 torch.autograd.backward(loss * scale)
 
     def _leave_out(self, problem: str, share: Share) -> None:
@@ -250,11 +303,12 @@ class Trainer:
                 f"{place}, after {parts.max_skips} that were skipped in a row (faults.max_skips); {_ADVICE}"
             )
         assert self._buffers is not None
-        self._buffers.restore()
-        self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
-        self._saved = False
+        with self._changing():
+            self._buffers.restore()
+            self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
+            self._saved = False
+            parts.report.metrics(step, {"skipped": 1, "samples_seen": seen, "train/lr": self._lr})
         parts.report.event("step_skipped", step=step, reason=problem)
-        parts.report.metrics(step, {"skipped": 1, "samples_seen": seen, "train/lr": self._lr})
         parts.report.say(f"{place}: its batch is skipped ({left_out.in_a_row(step)} in a row)")
 
     def _roll_back(self, place: str, problem: str, step: int, seen: int) -> None:
@@ -266,17 +320,19 @@ class Trainer:
                 f"{place}, after {parts.max_skips} rollbacks without a new checkpoint (faults.max_skips); {_ADVICE}"
             )
         parts.report.flush()
-        choice, kept = parts.go_back(f"rollback-{step}")
-        if choice.name is None:
-            raise FloatingPointError(
-                f"{place}; there is no checkpoint to roll back to yet (checkpoint.every); {_ADVICE}"
-            )
-        left_out = dataclasses.replace(kept.left_out.with_steps(kept.step + 1, step), rollbacks=rollbacks)
-        self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
-        self._saved = False
+        self._await_save()
+        with self._changing():
+            choice, kept = parts.go_back(f"rollback-{step}")
+            if choice.name is None:
+                raise FloatingPointError(
+                    f"{place}; there is no checkpoint to roll back to yet (checkpoint.every); {_ADVICE}"
+                )
+            left_out = dataclasses.replace(kept.left_out.with_steps(kept.step + 1, step), rollbacks=rollbacks)
+            self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
+            self._saved = False
+            for each in range(kept.step + 1, step + 1):
+                parts.report.metrics(each, {"skipped": 1})
         parts.report.event("rolled_back", step=step, to_step=kept.step, reason=problem)
-        for each in range(kept.step + 1, step + 1):
-            parts.report.metrics(each, {"skipped": 1})
         parts.report.say(
             f"{place}: rolled back to {choice.name}; the batches of steps {kept.step + 1} to {step} are left out"
         )
@@ -343,16 +399,22 @@ class Trainer:
         if metrics is None:
             return False
         was_saved = self._saved
-        self.progress = dataclasses.replace(self.progress, metrics=metrics)
-        parts.report.metrics(self.progress.step, metrics)
+        with self._changing():
+            self.progress = dataclasses.replace(self.progress, metrics=metrics)
+            parts.report.metrics(self.progress.step, metrics)
         parts.report.event("evaluated", step=self.progress.step, time_s=round(timer(), 4))
         parts.report.say(f"eval at step {self.progress.step}: " + "  ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
-        if was_saved and parts.world.rank == 0:
-            parts.checkpoints.add_metrics(self.progress)
+        if was_saved:
+            self._await_save()
+            if self._saved and parts.world.rank == 0:
+                parts.checkpoints.add_metrics(self.progress)
         return True
 
-    def _save(self) -> None:
-        """Write a checkpoint, unless this very state is on disk."""
+    def _save(self, *, last: bool = False) -> None:
+        """Begin to write a checkpoint, unless this very state is on disk or on its way there.
+
+        last: nothing follows that would have to wait; when it returns the checkpoint is complete, or has failed.
+        """
         parts = self._parts
         if self._saved:
             return
@@ -360,18 +422,54 @@ class Trainer:
         if left_out.rollbacks and not left_out.in_a_row(self.progress.step):
             self.progress = dataclasses.replace(self.progress, left_out=dataclasses.replace(left_out, rollbacks=0))
         parts.report.flush()
-        self.meet()  # whoever does not come is missed after `network.timeout`; the save itself may take longer
-        with self._timed("save_s") as timer, parts.marks.during(Phase.SAVE, self.progress.step):
-            saved = parts.checkpoints.save(parts.state, self.progress, parts.group)
-        self._saved = True
-        parts.report.event(
+        with self._timed("save_s"), parts.marks.during(Phase.SAVE, self.progress.step):
+            # whoever does not come is missed after `network.timeout`; the save itself may take longer
+            self._saved = self._saving.begin(parts.state, self.progress, self._agreement, last=last)
+        if last or not parts.asynchronous:
+            self._await_save()
+
+    def _await_save(self) -> None:
+        """Wait, all ranks together, until no save is running. Raises SaveError."""
+        with self._timed("save_s"), self._parts.marks.during(Phase.SAVE, self.progress.step):
+            failed = self._saving.finish(self._agreement)
+        self._saved &= failed != self.progress.step
+
+    def _settle_save(self) -> None:
+        """Some rank has trouble with a save. Raises SaveError where the recipe does not allow that."""
+        with self._timed("save_s"):
+            failed = self._saving.settle(self._agreement)
+        self._saved &= failed != self.progress.step
+
+    def _await_copy(self) -> None:
+        """Before the weights change: wait until the state that is being saved is copied."""
+        for each in (self._saving, self._parts.snapshots):
+            if each is not None and each.holds_update:
+                with self._timed("save_s"):
+                    each.wait_for_copy()
+
+    def _snapshot(self) -> None:
+        """Begin to write the state to the memory of this node; on one rank of each."""
+        self._parts.report.flush()
+        if self._parts.snapshots is not None:
+            with self._timed("save_s"):
+                self._parts.snapshots.begin(self._parts.state, self.progress)
+
+    def _say_saved(self, saved: Saved, step: int, time_s: float, blocked_s: float) -> None:
+        """On rank 0, in the thread of the save: it is complete."""
+        self._parts.report.event(
             "checkpoint_saved",
-            step=self.progress.step,
+            step=step,
             path=f"checkpoints/{saved.name}",
-            time_s=round(timer(), 4),
+            time_s=round(time_s, 4),
+            blocked_s=round(blocked_s, 4),
             size_bytes=saved.size_bytes,
             best=saved.best,
         )
+        self._parts.on_saved(step)
+
+    def _say_not_saved(self, step: int, reason: str, in_a_row: int) -> None:
+        self._parts.report.event("save_failed", step=step, reason=reason, in_a_row=in_a_row)
+        self._parts.report.say(f"THE SAVE OF STEP {step} HAS FAILED, {in_a_row} in a row: {reason}")
 
     def _check_weights(self) -> None:
         """Before a save: a checkpoint that cannot be trained from is worse than none, it would be resumed for ever."""
@@ -379,7 +477,7 @@ class Trainer:
             return
         step, seen = self.progress.step, self.progress.samples_seen
         for name, tensor in self._parts.net.state_dict().items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if tensor.is_floating_point() and not _is_finite(tensor):
                 problem = f"weights of {name} are not finite"
                 if self._parts.on_nan != "rollback":
                     raise FloatingPointError(f"{problem} at step {step}")
@@ -393,3 +491,8 @@ class Trainer:
         time_s = time.perf_counter() - begin
         setattr(self.times, field, getattr(self.times, field) + time_s)
         self._rate.pause(time_s)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all of it is. What is not shows in the sum, which is ten times as fast to make; so may an overflow."""
+    return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())

@@ -41,6 +41,8 @@ class World:
     size: int
     local_rank: int
     local_size: int
+    node: int = 0
+    """Of the plan; without our agent, torchrun's number of it."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> World:
@@ -52,7 +54,8 @@ class World:
                 f"{', '.join(missing)}: not set; start this with `launch RECIPE` or `torchrun -m jobs.train`"
             )
         rank, size, local_rank, local_size = (int(env[name]) for name in wanted)
-        return cls(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+        node = int(env.get("LAUNCH_NODE") or env.get("GROUP_RANK") or 0)
+        return cls(rank=rank, size=size, local_rank=local_rank, local_size=local_size, node=node)
 
 
 class Meeting:
@@ -143,18 +146,23 @@ class Meeting:
         return f"rank{'s' * (len(missing) > 1)} {', '.join(missing)}"
 
 
-def check_identity(identities: list[str], *, expected_size: int | None) -> None:
-    """Raise WorldError unless all ranks belong to the same attempt of the same run, and are as many as planned.
-
-    The reason is a node that could not see the others and trained alone, silently.
-    """
+def check_identity(identities: list[str]) -> None:
+    """Raise WorldError unless all ranks belong to the same attempt of the same run."""
     if len(set(identities)) > 1:
         rank = next(rank for rank, identity in enumerate(identities) if identity != identities[0])
         raise WorldError(
             f"rank 0 belongs to {identities[0]}, rank {rank} to {identities[rank]}; they must be the same run"
         )
-    if expected_size is not None and expected_size != len(identities):
-        raise WorldError(f"the world size is {len(identities)}, the plan says {expected_size}")
+
+
+def check_size(size: int, planned: range | None) -> None:
+    """Raise WorldError unless the ranks that have met are as many as the plan allows; None = it is not said.
+
+    The reason is a node that could not see the others and trained alone, silently.
+    """
+    if planned is not None and size not in planned:
+        allowed = str(planned[0]) if len(planned) == 1 else f"{planned[0]} to {planned[-1]} in steps of {planned.step}"
+        raise WorldError(f"the world size is {size}, the plan says {allowed}")
 
 
 def pick_device(wanted: str, world: World) -> torch.device:

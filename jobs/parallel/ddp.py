@@ -21,5 +21,5 @@ def ddp(net: nn.Module, device: torch.device, *, bucket_cap_mb: int = 25) -> nn.
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=bucket_cap_mb,
         gradient_as_bucket_view=True,
-        broadcast_buffers=False,  # jobs.buffers does it, earlier
+        forward_sync_buffers=False,  # jobs.buffers does it, earlier
     )

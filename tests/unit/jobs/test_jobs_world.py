@@ -16,7 +16,7 @@ from torch.distributed import HashStore
 from jobs import world as module
 from jobs.job import place
 from jobs.report import clock, progress_line
-from jobs.world import Meeting, PeerError, World, WorldError, check_identity, pick_device
+from jobs.world import Meeting, PeerError, World, WorldError, check_identity, check_size, pick_device
 
 
 def meet(function: Any, size: int = 3) -> list[Any]:
@@ -64,11 +64,21 @@ def test_a_long_wait_says_for_whom(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_ranks_of_different_runs_do_not_train_together() -> None:
     """F034."""
-    check_identity(["run a", "run a"], expected_size=2)
+    check_identity(["run a", "run a"])
     with pytest.raises(WorldError, match="rank 0 belongs to run a, rank 1 to run b; they must be the same run"):
-        check_identity(["run a", "run b"], expected_size=2)
+        check_identity(["run a", "run b"])
+
+
+def test_a_rank_that_could_not_see_the_others_does_not_train_alone() -> None:
+    """F034; an elastic run may be smaller than its plan, by whole nodes, down to its minimum."""
+    check_size(2, range(2, 3, 2))
     with pytest.raises(WorldError, match="the world size is 1, the plan says 2"):
-        check_identity(["run a"], expected_size=2)
+        check_size(1, range(2, 3, 2))
+    check_size(4, range(4, 9, 2))
+    check_size(1, None)
+    for size in (2, 5, 10):
+        with pytest.raises(WorldError, match=f"the world size is {size}, the plan says 4 to 8 in steps of 2"):
+            check_size(size, range(4, 9, 2))
 
 
 def test_a_device_that_is_not_there_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
