@@ -40,8 +40,8 @@ class Place:
         if self.state:
             word = f"is {STATES[self.state]} (state {self.state})"
             word += ": its disk or its network file system does not answer" if self.state == "D" else ""
-            return word + (f", in {self.where}" if self.where else "")
-        return f"is in {self.where}" if self.frames else f"gives no answer: {self.trouble}"
+            return word + (f", {located(self.where)}" if self.where else "")
+        return f"is {located(self.where)}" if self.frames else f"gives no answer: {self.trouble}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ class Finding:
     """Where most of them wait."""
     note: str = ""
     """What is to be said besides, where all wait."""
+    mismatched: bool = False
+    """All wait, for different things."""
 
 
 def find_culprits(places: Mapping[int, Place]) -> Finding:
@@ -73,7 +75,9 @@ def find_culprits(places: Mapping[int, Place]) -> Finding:
     if apart:
         note = "they wait in different collectives: one of them was left out, or called in another order"
         rest = tuple(rank for rank in waiting if rank not in apart)
-        return Finding(culprits=apart, waiting=rest, waiting_at=_most([places[r].where for r in rest]), note=note)
+        return Finding(
+            culprits=apart, waiting=rest, waiting_at=_most([places[r].where for r in rest]), note=note, mismatched=True
+        )
     note = "all ranks wait in the same collective: the network between them, or a message that was lost"
     return Finding(culprits=(), waiting=waiting, waiting_at=at, note=note)
 
@@ -95,6 +99,11 @@ def _apart(places: Mapping[int, Place]) -> tuple[int, ...]:
     steps = [place.step for place in places.values() if place.step is not None]
     ahead = tuple(rank for rank, place in sorted(places.items()) if steps and place.step == max(steps))
     return ahead if len(ahead) < len(places) else tuple(sorted(places))
+
+
+def located(where: str) -> str:
+    """`in all_reduce at train.py:41 in step`, or `at train.py:41 in step` for a line of the user's own."""
+    return f"{'in' if ' at ' in where else 'at'} {where}"
 
 
 def _most(words: Sequence[str]) -> str:

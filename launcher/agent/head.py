@@ -481,6 +481,7 @@ class Head:
         self._hang, self._deadline_s = failure, self.now_s + STACKS_S
         logs = f"logs/attempt-{self.attempt}/node-*/rank-*.log"
         told = f"{failure.who} waited in vain: the stacks of those that still run go to {logs}"
+        told += f"; NCCL's flight recorder: {self.watch.trace}" if self.watch.trace else ""
         return [Record("stacks_requested", {"attempt": self.attempt}), Say(told), Send({"type": "stacks"})]
 
     def _with_missing(self, failure: Failure) -> Failure:
@@ -520,7 +521,7 @@ class Head:
 
     def _before_restart(self) -> list[Effect]:
         """Have the survivors keep what they hold, where they can; then end them."""
-        if not self.rescues:
+        if not self.rescues or self.watch.mismatched:  # a step of ranks that were out of step is not to be trusted
             return self._restart()
         return self._begin_rescue(None)
 

@@ -24,8 +24,9 @@ from launcher.agent.loop import Loop
 from launcher.agent.newest import find_newest
 from launcher.agent.patience import Limits
 from launcher.agent.result import newest_checkpoint, write_result
-from launcher.agent.watch import FLIGHT_RECORDER, Watch, places_below
+from launcher.agent.watch import Watch, places_below
 from launcher.planning.plan import Plan
+from launcher.planning.worker_env import FLIGHT_RECORDER
 from launcher.runs.events import Event, EventWriter, read_events
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause

@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.agent.causes import Failure
 from launcher.agent.clocks import Clock
-from launcher.agent.culprits import Finding, Place, find_culprits
+from launcher.agent.culprits import Finding, Place, find_culprits, located
 from launcher.agent.effects import Effect, Record, Say, Send
 from launcher.agent.patience import Limits, Patience
 from launcher.agent.stragglers import Stragglers
@@ -24,8 +24,6 @@ from launcher.runs.stalls import straggler_text
 from launcher.runs.states import Cause
 from launcher.wording import count, ranges
 
-FLIGHT_RECORDER = "TORCH_FR_DUMP_TEMP_FILE"
-"""In the environment of workers with NCCL: how its traces begin; the rank follows."""
 ANSWER_S = 4.0
 """How long the agents have to say where their workers are; less where all have said it."""
 FROZEN_S = 5.0
@@ -84,6 +82,8 @@ class Watch:
     trace: str = ""
     """Where NCCL's flight recorder leaves its traces, where there is one."""
     attempt: int = 0
+    mismatched: bool = False
+    """The ranks wait in different collectives: what they have exchanged lately may be of different steps."""
     places: dict[int, Place] = field(default_factory=dict)
     """Where each rank was when it was asked last."""
     _ranks: dict[int, Rank] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Watch:
         """An attempt has started."""
         self.attempt, self._ranks = attempt, dict(ranks)
         self._since_s = self._looked_s = now_s
-        self._hang = None
+        self._hang, self.mismatched = None, False
         self._stragglers = Stragglers(begun_s=now_s)
         self._patience = Patience(limits=self.limits)
         self._clocks, self._heard_s, self.places = {}, {}, {}
@@ -218,10 +218,11 @@ class Watch:
         stall = hang.stall
         places = {rank: self.places.get(rank) or self._silent(rank) for rank in self._clocks}
         found = find_culprits(places)
+        self.mismatched = found.mismatched
         action = "restart" if self.limits.restarts else "report"
         sentence = f"{self._standing(stall, waited_s)}: {self._blame(found, places)}"
         if self.trace:
-            sentence += f"; NCCL's flight recorder: {self.trace}"
+            sentence += f"; where NCCL has timed out too, its flight recorder: {self.trace}"
         fields = {
             "attempt": self.attempt,
             "phase": stall.phase.name.lower(),
@@ -286,7 +287,7 @@ class Watch:
             rest_of = "the other" if len(places) == 2 else count(len(found.waiting), "other")
             who = f"all {count(len(places), 'rank')}" if whole else rest_of
             verb = "wait" if len(found.waiting) > 1 else "waits"
-            parts.append(f"{who} {verb} in {self.shown(found.waiting_at)}")
+            parts.append(f"{who} {verb} {self.shown(located(found.waiting_at))}")
         if rest:
             parts.append(f"rank{'s' * (len(rest) > 1)} {ranges(rest, ', ')} {self._words(rest[0], places)}")
         return ", ".join(parts) + (f" ({found.note})" if found.note else "")

@@ -16,13 +16,13 @@ def doctor(as_json: bool, runs_dir: str | None) -> int:
     import sys
     from dataclasses import asdict
 
+    from launcher.agent.stacks import find_pyspy
     from launcher.errors import ExitCode
     from launcher.planning.doctor import Level, diagnose
     from launcher.planning.facts import gather_facts, package_version
     from launcher.planning.machine import probe_machine
     from launcher.recipe.paths import expanded
     from launcher.runs.find import state_root
-    from launcher.runs.spy import find_pyspy
     from launcher.wording import count
 
     root = expanded(runs_dir or os.environ.get("LAUNCH_RUNS") or "runs")

@@ -136,7 +136,7 @@ def _limits(recipe: Recipe, facts: Facts, decided: Decisions) -> Limits:
         max_restarts=recipe.faults.max_restarts if decided.resumable else 0,
         grace_s=decided.grace_s,
         network_timeout_s=recipe.network.timeout.time_s,
-        **_hangs(recipe),
+        **_hangs(recipe, resumable=decided.resumable),
         join_timeout_s=JOIN_TIMEOUT_S,
         wall_s=None if limits.wall is None else limits.wall.time_s,
         gpu_hours=limits.gpu_hours,
@@ -144,14 +144,17 @@ def _limits(recipe: Recipe, facts: Facts, decided: Decisions) -> Limits:
     )
 
 
-def _hangs(recipe: Recipe) -> dict[str, Any]:
-    """Limits of a hang: only where something shows that the workers get on."""
+def _hangs(recipe: Recipe, *, resumable: bool) -> dict[str, Any]:
+    """Limits of a hang: only where something shows that the workers get on.
+
+    A script that cannot resume would lose all it has done; a person may know better.
+    """
     faults, has_clock = recipe.faults, not recipe.is_script or recipe.progress is not None
     asked, how = faults.hang_timeout, faults.on_hang
     return {
         "hang_timeout_s": None if asked is None or asked == "auto" else asked.time_s,
         "learns_hang_timeout": asked == "auto",
-        "on_hang": ("restart" if has_clock else "report") if how == "auto" else how,
+        "on_hang": ("restart" if has_clock and resumable else "report") if how == "auto" else how,
     }
 
 
@@ -183,7 +186,7 @@ def _values(document: Mapping[str, Any], loaded: LoadedRecipe, decided: Decision
         "faults.grace": (f"{decided.grace_s:.0f}s", grace),
         "faults.rescue": (_rescues(loaded.recipe, decided), "auto"),
         "faults.hang_timeout": ("auto", "auto: learned from the times of the steps"),
-        "faults.on_hang": (_hangs(loaded.recipe)["on_hang"], "auto"),
+        "faults.on_hang": (_hangs(loaded.recipe, resumable=decided.resumable)["on_hang"], "auto"),
     }
     if slurm is not None:
         resolved["slurm.continue"] = slurm.continue_how, f"auto: {slurm.continue_reason}"

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from launcher.placeholders import fill
-from launcher.planning.network import PREFIXES
+from launcher.planning.network import PREFIXES, current_name
 from launcher.planning.plan import EnvVar
 from launcher.planning.topology import Finding
-from launcher.planning.worker_env import LAUNCH_NAMES, TORCHRUN_NAMES
+from launcher.planning.worker_env import FLIGHT_RECORDER, LAUNCH_NAMES, TORCHRUN_NAMES
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -35,6 +35,9 @@ OFFLINE = {"WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE
 """What keeps libraries from waiting for hosts that a node without internet never reaches."""
 OFFLINE_ORIGIN = "auto: internet is false"
 
+FLIGHT_RECORDER_ON = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+"""So many of the newest collectives are kept, and written down when one times out."""
+
 _OWNED = (TORCHRUN_NAMES | LAUNCH_NAMES | INSTEAD.keys()) - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 
 
@@ -53,6 +56,11 @@ def worker_variables(
     variables = {"PYTHONUNBUFFERED": EnvVar(name="PYTHONUNBUFFERED", value="1", origin="default")}
     if device.name == "cuda" and not _orders_devices(facts.environment):
         variables["CUDA_DEVICE_ORDER"] = EnvVar(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", origin="default")
+    if device.name == "cuda":
+        traces = fill("{run_dir}/logs/nccl-trace-rank-", placeholders)
+        for newest, value in ((FLIGHT_RECORDER, traces), *FLIGHT_RECORDER_ON.items()):
+            name = current_name(newest, facts.torch_version)
+            variables[name] = EnvVar(name=name, value=value, origin="auto: what NCCL did before it timed out")
     if device.name == "cpu" and recipe.is_script and "ACCELERATE_USE_CPU" not in facts.environment:
         # Without it accelerate and HF's Trainer see CPUs as one process, and each worker trains alone without a word.
         variables["ACCELERATE_USE_CPU"] = EnvVar(

@@ -50,6 +50,9 @@ LAUNCH_NAMES = frozenset(
 """What a worker gets from us besides. Where they mean something, LAUNCH_ADAPTER, LAUNCH_RESUME_FROM, LAUNCH_MEMORY_DIR,
 LAUNCH_CONTROL_FD and LAUNCH_CLOCK_FD too (the last two are set by the agent)."""
 
+FLIGHT_RECORDER = "TORCH_FR_DUMP_TEMP_FILE"
+"""How the traces of NCCL's flight recorder begin; the rank follows."""
+
 ROLE = "default"
 """torchrun's role of all workers."""
 

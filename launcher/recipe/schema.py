@@ -175,12 +175,12 @@ class FaultsSection(Section):
     auto = for recipes that train a model on CPU; on GPUs it costs one wait of the host for its gradients per step."""
     hang_timeout: PositiveDuration | Auto | None = "auto"
     """Without a step for so long, the run hangs: all stacks are written down and the culprit is named. auto = learned
-    from the times of its steps; evaluations, saves, the first step and the first epoch have limits of their own.
+    from the times of its steps; the start, the first hundred steps, evaluations and saves have limits of their own.
     null = never. A script needs a step clock (`progress:` or launch_client) for auto; with a time of your own its
     output counts as progress."""
     on_hang: Literal["auto", "report", "restart"] = "auto"
     """What follows a hang: `restart` ends the attempt, `report` only says it. auto = restart where there is a step
-    clock, else report."""
+    clock and something to resume from, else report."""
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     """A loss or a gradient that is not finite, decided once for all ranks before the weights change: `stop` ends the
     run; `skip` leaves out this batch; `rollback` goes back to the newest checkpoint and leaves out the batches from

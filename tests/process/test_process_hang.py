@@ -38,6 +38,42 @@ if toy.RANK == 1:
 toy.mark("waits")
 dist.all_reduce(torch.ones(1))
 """
+HANG_S = 2
+CLOCKLESS = """
+import time, toy, torch
+dist = toy.join()
+def sleep_until_told():
+    while not (toy.RUN / "go").exists():
+        time.sleep(0.01)
+if toy.RANK == 1:
+    sleep_until_told()
+dist.all_reduce(torch.ones(1))
+print("done", flush=True)
+toy.wait_for("end")
+"""
+HOLDS = """
+import re, sys, toy, torch, launch_client
+dist = toy.join()
+def match_for_ever():
+    re.match(r"(a+)+$", "a" * 64 + "b")
+for step in range(1, 8):
+    if toy.RANK == 1 and toy.ATTEMPT == 1 and step == 5:
+        match_for_ever()
+    dist.all_reduce(torch.ones(1))
+    launch_client.progress(step)
+"""
+LEAVES_OUT = """
+import toy, torch, launch_client
+dist = toy.join()
+def train():
+    for step in range(1, 8):
+        if not (toy.RANK == 1 and toy.ATTEMPT == 1 and step == 5):
+            dist.all_reduce(torch.ones(1))
+        launch_client.progress(step)
+    dist.broadcast(torch.ones(1), src=1)
+    dist.broadcast(torch.ones(1), src=0)
+train()
+"""
 Command = Callable[..., CompletedProcess[str]]
 
 
@@ -101,3 +137,54 @@ def test_a_collective_that_times_out_leaves_the_stacks_of_all_ranks(launch: Laun
     assert "still running then: rank 1 on node 1" in run.text
     assert "waited in vain" in run.text
     assert "sleep_for_ever" not in run.text, "stacks of all ranks would bury what a person wants to see"
+
+
+def test_a_script_without_a_step_clock_that_prints_nothing_is_reported_and_goes_on(
+    launch: Launch, recipe: Recipe, command: Command
+) -> None:
+    run = launch(recipe(CLOCKLESS, nodes=2, nproc=1, faults={"hang_timeout": f"{HANG_S}s"}))
+    hang = run.wait_for_event("hang")
+    assert [each["rank"] for each in hang["culprits"]] == [1]
+    assert "in sleep_until_told" in hang["culprits"][0]["place"]
+    assert hang["waiting"]["ranks"] == [0]
+    assert "all_reduce" in hang["waiting"]["place"]
+    assert hang["message"].startswith("no output for")
+    run.until(lambda: "hang: no output for" in run.text)
+    shown = command("status", run.run_id).stdout
+    assert f"  hangs     {hang['message']}" in shown, "or a later one"
+    run.let("go")
+    run.wait_for_event("hang_over")
+    run.until(lambda: "it goes on, after" in run.text)
+    assert "  hangs " not in command("status", run.run_id).stdout
+    run.let("end")
+    assert run.wait() == 0, run.text
+    assert len(run.happened("attempt_started")) == 1
+    assert "; it went on after" in command("report", run.run_id).stdout
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_rank_in_a_loop_of_c_that_holds_the_interpreter_is_restarted(
+    launch: Launch, recipe: Recipe, command: Command, nodes: int
+) -> None:
+    """F072: the others would wait for ten minutes."""
+    faults = {"hang_timeout": f"{HANG_S}s", "on_hang": "restart"}
+    run = launch(recipe(HOLDS, nodes=nodes, nproc=2 // nodes, faults=faults, resume="self"))
+    assert run.wait() == 0, run.text
+    (hang,) = run.happened("hang")
+    assert [each["rank"] for each in hang["culprits"]] == [1]
+    assert "in match_for_ever" in hang["culprits"][0]["place"]
+    assert (hang["step"], hang["phase"]) == (4, "step")
+    assert hang["waited_s"] < HANG_S + 8
+    assert "in match_for_ever" in run.log(1, node=nodes - 1)
+    assert "most recent call first" not in run.text
+    (row,) = [line for line in command("report", run.run_id).stdout.splitlines() if line.startswith("hang ")]
+    assert "rank 1 on node" in row
+    assert row.endswith("; the attempt was ended")
+
+
+def test_a_rank_that_leaves_out_a_collective_is_named(launch: Launch, recipe: Recipe) -> None:
+    """Both wait, each for something else."""
+    run = launch(recipe(LEAVES_OUT, nodes=2, nproc=1, faults={"hang_timeout": f"{HANG_S}s"}))
+    hang = run.wait_for_event("hang")
+    assert "different collectives" in hang["message"]
+    assert 1 in [each["rank"] for each in hang["culprits"]]

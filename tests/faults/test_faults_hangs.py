@@ -1,0 +1,175 @@
+"""A rank that freezes, in every way there is: it is noticed from outside, named, and the training ends bit for bit as
+one that nobody disturbed.
+
+The workers freeze themselves, where a plan says, by a `sitecustomize` of these tests; the product knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+from launched import LAUNCH, LIMIT_S, Launch, Launched
+from tiny import tiny
+
+from launcher.runs.metrics import read_metrics
+from launcher.runs.rundir import RunDir
+
+pytestmark = pytest.mark.process
+
+STEPS = 60
+HANG_S = 2.0
+NOTICED_S = HANG_S + 10.0
+"""A machine that does other things too may take so much longer."""
+
+SITECUSTOMIZE = r"""
+import json, os, re, signal, sys, time
+
+PLAN = json.loads(os.environ.get("FREEZES_OF_THIS_TEST", "[]"))
+state = {"steps": 0, "forwards": 0, "done": False}
+
+def hold_the_interpreter():
+    # A loop in C that never lets go of it: no thread of this process runs any more.
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+def sleep_for_ever():
+    time.sleep(3600)
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+HOW = {"gil": hold_the_interpreter, "sleep": sleep_for_ever, "stop": stop}
+
+def here(phase):
+    if "LAUNCH_ATTEMPT" not in os.environ or "RANK" not in os.environ or state["done"]:
+        return
+    attempt = int(os.environ["LAUNCH_ATTEMPT"])
+    if attempt > len(PLAN):
+        return
+    freeze = PLAN[attempt - 1]
+    if os.environ["RANK"] != str(freeze["rank"]) or phase != freeze["phase"] or state["steps"] < freeze["steps"]:
+        return
+    state["done"] = True
+    with open(os.path.join(os.environ["LAUNCH_RUN_DIR"], f"froze-{attempt}"), "x"):
+        pass
+    HOW[freeze["how"]]()
+
+def forward(module, inputs):
+    if type(module).__name__ == "DistributedDataParallel":
+        here("forward")
+
+def updated(*_):
+    state["steps"] += 1
+    here("updated")
+
+if PLAN and re.search(r"launcher[./]agent", " ".join(sys.orig_argv)):
+    from torch.nn.modules.module import register_module_forward_pre_hook
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    register_module_forward_pre_hook(forward)
+    register_optimizer_step_pre_hook(lambda *_: here("optimizer"))
+    register_optimizer_step_post_hook(updated)
+"""
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """What happens in one attempt, after so many steps of it."""
+
+    how: str
+    rank: int
+    phase: str = "forward"
+    steps: int = 5
+
+
+WORDS = {"gil": "hold_the_interpreter", "sleep": "sleep_for_ever", "stop": "is stopped (state T)"}
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run that nobody disturbs."""
+
+    folder: Path
+    weights_sha256: str
+    losses: dict[int, str]
+
+
+def recipe(**resources: int) -> dict[str, object]:
+    return tiny(
+        name="frozen",
+        train={"until": f"{STEPS} steps", "eval_every": "20 steps"},
+        checkpoint={"every": "25 steps"},
+        resources={**resources, "threads": 1},
+        faults={"hang_timeout": f"{HANG_S} s", "max_restarts": 20},
+    )
+
+
+def losses(run: RunDir) -> dict[int, str]:
+    """Of each step, bit by bit."""
+    found = read_metrics(run.metrics)
+    return {record["step"]: float(record["train/loss"]).hex() for record in found if "train/loss" in record}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    folder = tmp_path_factory.mktemp("hangs")
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    (folder / "frozen.json").write_text(json.dumps(recipe(nodes=2, nproc_per_node=1)))
+    (folder / "frozen.yaml").write_text((folder / "frozen.json").read_text())
+    argv = [LAUNCH, str(folder / "frozen.yaml"), "--runs-dir", str(folder), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=folder)
+    run = RunDir(Path(json.loads(done.stdout.splitlines()[-1])["run_dir"]))
+    assert len(losses(run)) == STEPS
+    return Undisturbed(folder, json.loads(run.result.read_text())["weights_sha256"], losses(run))
+
+
+def check(run: Launched, freezes: list[Freeze], undisturbed: Undisturbed) -> None:
+    """Each was noticed in time, with the right rank named; nothing else differs from a run without them."""
+    assert run.wait() == 0, run.text
+    assert len(run.happened("attempt_started")) == len(freezes) + 1, run.text
+    for attempt, freeze in enumerate(freezes, 1):
+        (hang,) = run.happened("hang", attempt=attempt)
+        assert [each["rank"] for each in hang["culprits"]] == [freeze.rank], hang["message"]
+        assert WORDS[freeze.how] in hang["culprits"][0]["place"], hang["message"]
+        assert hang["waited_s"] < NOTICED_S, hang["message"]
+        assert hang["action"] == "restart"
+        assert run.happened("failure", attempt=attempt)[0]["cause"] == "hang"
+    assert losses(run.run) == undisturbed.losses
+    assert run.result["weights_sha256"] == undisturbed.weights_sha256
+
+
+def start(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, folder: Path, freezes: list[Freeze], **resources: int
+) -> Launched:
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setenv("FREEZES_OF_THIS_TEST", json.dumps([asdict(freeze) for freeze in freezes]))
+    path = folder / "-".join(["frozen", *map(str, resources.values())])
+    path.with_suffix(".yaml").write_text(json.dumps(recipe(**resources)))
+    return launch(path.with_suffix(".yaml"))
+
+
+def test_a_rank_that_freezes_on_either_of_two_nodes_is_named_and_no_step_differs(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed
+) -> None:
+    """Stopped; asleep; in a loop of C that holds the interpreter."""
+    freezes = [Freeze("stop", 1), Freeze("sleep", 0, "optimizer"), Freeze("gil", 1, "updated", 8)]
+    run = start(launch, monkeypatch, undisturbed.folder, freezes, nodes=2, nproc_per_node=1)
+    check(run, freezes, undisturbed)
+    for attempt, freeze in enumerate(freezes, 1):
+        if freeze.how != "stop":
+            assert f"in {WORDS[freeze.how]}" in run.log(freeze.rank, node=freeze.rank, attempt=attempt)
+    assert "most recent call first" not in run.text, "stacks are for the logs"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["forward", "optimizer", "updated"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_freezes_on_one_node_is_named_and_no_step_differs(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed, phase: str, rank: int
+) -> None:
+    freezes = [Freeze(how, rank, phase, steps) for steps, how in enumerate(("stop", "sleep", "gil"), 3)]
+    run = start(launch, monkeypatch, undisturbed.folder, freezes, nodes=1, nproc_per_node=2)
+    check(run, freezes, undisturbed)
