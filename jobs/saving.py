@@ -117,21 +117,25 @@ class Saving:
             return False
         self._given_up = False
         draft = self._checkpoints.draft(state, progress, self._group, replan=replan)
-        self._work = work = Work(step=progress.step)
-        work.begin_s = begin_s
+        self._work = work = Work(step=progress.step, blocked_s=time.monotonic() - begin_s)
         self.counts.started += 1
-        write = partial(self._checkpoints.write, draft, circle=self._circle, on_complete=partial(self._complete, work))
-        forward_changes = {f"model/{name}" for name, _ in state.net.named_buffers()}
         copies = self._asynchronous and not last
+        told = partial(self._complete, work, in_front=not copies)
+        write = partial(self._checkpoints.write, draft, circle=self._circle, on_complete=told)
+        forward_changes = {f"model/{name}" for name, _ in state.net.named_buffers()}
         self._background.start(work, draft.parts, write, at_once=forward_changes, copies=copies)
-        if not copies:
+        if copies:
+            work.blocked_s += work.age_s
+        else:
             work.done.wait(self._limit_s)
-        work.blocked_s += time.monotonic() - begin_s
         return True
 
     def finish(self, agreement: Agreement) -> int | None:
-        """Wait for the save that is running, all ranks together. Returns the step of one that has failed."""
-        if self._work is None:
+        """Wait for the save that is running, all ranks together. Returns the step of one that has failed.
+
+        One that was given up is not waited for.
+        """
+        if self._work is None or self._given_up:
             return None
         self._wait()
         agreement.now()
@@ -157,12 +161,10 @@ class Saving:
             return None
         if running:
             self._given_up = True
-            reason = (
-                f"it has not ended after {work.age_s:.0f} s (limit {self._limit_s:.0f} s): its disk hangs"
-            )
+            reason = f"it has not ended after {work.age_s:.0f} s (limit {self._limit_s:.0f} s): its disk hangs"
         else:
             self._work = None
-            reason = _reason(work.error)
+            reason = work.error.reason if work.error is not None else "another rank has lost the others in it"
         self._fail(work.step, reason)
         return work.step
 
@@ -203,8 +205,9 @@ class Saving:
                     f"they come faster than the disk takes them (checkpoint.every)"
                 )
 
-    def _complete(self, work: Work, saved: Saved) -> None:
-        self._voice.complete(saved, work.step, work.age_s, work.blocked_s)
+    def _complete(self, work: Work, saved: Saved, *, in_front: bool) -> None:
+        blocked_s = work.blocked_s + (work.age_s if in_front else 0.0)
+        self._voice.complete(saved, work.step, work.age_s, blocked_s)
 
     def _succeeded(self) -> None:
         if self._work is not None:
@@ -219,9 +222,3 @@ class Saving:
             allowed = f" ({self._in_a_row} in a row, checkpoint.max_failed_saves: {self._max_failed})"
             place = f"step-{step} could not be written to {self._checkpoints.folder}"
             raise SaveError(place, f"{reason}{allowed if self._max_failed else ''}")
-
-
-def _reason(error: BaseException | None) -> str:
-    """Why a save has failed, without what its error says of the place."""
-    assert isinstance(error, SaveError), "a save ends on all ranks alike"
-    return error.reason

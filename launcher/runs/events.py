@@ -49,11 +49,14 @@ adapter, rank 0 of a script with `resume: lightning` or `hf`:
 worker, rank 0:
     training_started {attempt, step, resumed_from, rejected: [{name, problem}], init_from, total_steps, steps_per_epoch,
                       world_size, accumulate} ·
-    checkpoint_saved {attempt, step, path, time_s, size_bytes, best} · evaluated {attempt, step, time_s} ·
+    checkpoint_saved {attempt, step, path, time_s, blocked_s, size_bytes, best}, it is complete on disk: time_s after it
+                     was begun, of which the training waited blocked_s · evaluated {attempt, step, time_s} ·
+    save_failed {attempt, step, reason, in_a_row} · memory_saved {attempt, step, time_s, size_bytes}, on node 0 ·
     step_skipped {attempt, step, reason}, its batch did not change the weights ·
     rolled_back {attempt, step, to_step, reason}, of the steps after to_step up to this one none counts ·
     summary {attempt, step, samples_seen, steps_left_out, world_size, weights_sha256, metrics,
-             times: {train_s, eval_s, save_s}, samples_per_s, checkpoint, checkpoint_verified}
+             times: {train_s, eval_s, save_s}, saves: {started, waited, failed}, snapshots: {count, blocked_s} or null,
+             samples_per_s, checkpoint, checkpoint_verified}, of saves the time that the training waited for them
 tracking, the process that copies metrics.jsonl to W&B and TensorBoard:
     tracking {attempt, wandb: {mode, reason, id, dir, url, sync}, tensorboard: {dir}}
 
