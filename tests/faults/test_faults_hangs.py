@@ -7,7 +7,12 @@ The workers freeze themselves, where a plan says, by a `sitecustomize` of these 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -173,3 +178,58 @@ def test_a_rank_that_freezes_on_one_node_is_named_and_no_step_differs(
     freezes = [Freeze(how, rank, phase, steps) for steps, how in enumerate(("stop", "sleep", "gil"), 3)]
     run = start(launch, monkeypatch, undisturbed.folder, freezes, nodes=1, nproc_per_node=2)
     check(run, freezes, undisturbed)
+
+
+SHARE_S = (0.006, 0.018)
+"""A slow machine: its process runs for so long, then it stands still for so long."""
+
+
+def slow_down(pid: int, over: threading.Event) -> None:
+    """What `cpulimit` does, until it is over."""
+    runs_s, stands_s = SHARE_S
+    while not over.is_set():
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(stands_s)
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            return
+        time.sleep(runs_s)
+
+
+def test_the_rank_that_the_others_wait_for_at_every_step_is_named(
+    launch: Launch, command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Time of a whole step is the same on all ranks: what tells them apart is their own work in it."""
+    path = tmp_path / "slow.yaml"
+    path.write_text(
+        json.dumps(
+            tiny(
+                model={"in_features": 2000, "hidden": 800},
+                data={"shape": "2000", "samples": 160},
+                train={"until": "100000 steps", "eval_every": None},
+                checkpoint={"every": None},
+                resources={"nodes": 2, "nproc_per_node": 1, "threads": 1},
+            )
+        )
+    )
+    run = launch(path)
+    run.wait_for_event("training_started")
+    (slow,) = [event["pid"] for event in run.happened("worker_started") if event["rank"] == 1]
+    over = threading.Event()
+    thread = threading.Thread(target=slow_down, args=(slow, over))
+    thread.start()
+    try:
+        found = run.wait_for_event("straggler")
+    finally:
+        over.set()
+        thread.join()
+    assert (found["rank"], found["node"]) == (1, 1)
+    assert found["own_ms"] > 1.5 * found["others_ms"]
+    run.until(lambda: "straggler: rank 1 on node 1" in run.text)
+    assert "  straggler rank 1 on node 1" in command("status", run.run_id).stdout
+    assert "straggler  attempt 1   rank 1 on node 1" in command("report", run.run_id).stdout
+    run.signal(signal.SIGINT)
+    assert run.wait() == 75, run.text
+    assert [event["rank"] for event in run.happened("straggler")] == [1]
+    assert run.happened("hang") == [], "slow is not frozen"
