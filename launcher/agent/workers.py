@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -32,6 +33,7 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 
 _LOOK_AT_STACKS_S = 0.1
+_WAKE_EVERY_S = 1.0
 KILLED = 9
 """As a wait status."""
 
@@ -111,6 +113,7 @@ class Workers:
         if node == 0 and plan.worker.progress_log is not None:
             loop.every(TELL_EVERY_S, lambda: None if self._clock is None else self._clock.flush())
         self._watch_zygote(zygote_end)
+        loop.every(_WAKE_EVERY_S, self._wake_zygote)
 
     def start(self, order: Attempt) -> dict[int, int]:
         """Start one worker per local rank; return their pids by local rank."""
@@ -358,7 +361,14 @@ class Workers:
 
     # ---------------------------------------------------------------- the zygote
 
+    def _wake_zygote(self) -> None:
+        """A zygote that somebody has stopped neither starts nor ends anything, nor says who has ended."""
+        if self._zygote_pid and proc.is_stopped(self._zygote_pid):
+            self._events.write("zygote_woken", node=self._node, pid=self._zygote_pid)
+            proc.send_signal(self._zygote_pid, signal.SIGCONT)
+
     def _watch_zygote(self, zygote_end: socket.socket) -> None:
+        self._zygote_pid = 0
         self._zygote = zygote_end
         self._loop.add(zygote_end, self._hear)
 
@@ -374,7 +384,9 @@ class Workers:
 
     def _on_report(self, message: Mapping[str, Any]) -> None:
         """What a zygote says."""
-        if "started" in message:
+        if "zygote" in message:
+            self._zygote_pid = message["zygote"]
+        elif "started" in message:
             worker = self._workers[message["started"]]
             worker.pid = message["pid"]
             worker.memory = memory_group(worker.pid)

@@ -6,7 +6,8 @@ the end of its socket, kills what it started, and ends too.
 
 Messages (one datagram each, SOCK_SEQPACKET):
     agent -> zygote   {"start": true} + [WorkerStart, stdout, stderr, more ...]    {"term": [pids]}    {"kill": true}
-    zygote -> agent   {"started": local_rank, "pid": pid}    {"ended": pid, "status": wait status}    {"empty": true}
+    zygote -> agent   {"zygote": its pid}, first     {"started": local_rank, "pid": pid}
+                      {"ended": pid, "status": wait status}    {"empty": true}
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ class _Zygote:
         self._emptying = False
 
     def run(self) -> NoReturn:
+        self._tell({"zygote": os.getpid()})
         while True:
             # While emptying, a killed process may hand its children over to us without any signal: look again soon.
             timeout_s = _LOOK_AGAIN_S if self._emptying else None

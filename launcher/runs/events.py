@@ -19,7 +19,8 @@ node-<k>, the agent of a node:
     node_failed {node, host, cause, exit_code, message}, before it could join: the run ends ·
     agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus, env} ·
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error} ·
-    torchrun_started {attempt, node, pid} · zygote_replaced {node, pid} · head_lost {node, reason} ·
+    torchrun_started {attempt, node, pid} · zygote_replaced {node, pid} ·
+    zygote_woken {node, pid}, it was stopped · head_lost {node, reason} ·
     workers_given_up {node, waited_s}, no head agent was found for so long ·
     progress {attempt, step}, by what rank 0 prints
 head, the head agent:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -188,3 +191,17 @@ def test_a_rank_that_leaves_out_a_collective_is_named(launch: Launch, recipe: Re
     hang = run.wait_for_event("hang")
     assert "different collectives" in hang["message"]
     assert 1 in [each["rank"] for each in hang["culprits"]]
+
+
+def test_a_zygote_that_was_stopped_is_woken_before_anybody_misses_it(launch: Launch, recipe: Recipe) -> None:
+    """Stopped, it would neither tell of the end of a worker nor end one."""
+    run = launch(recipe("import toy\ntoy.mark('up')\ntoy.wait_for('go')\n", nproc=1, resume="self"))
+    (worker,) = run.wait_for_marks("up", ranks=1)
+    zygote = int((Path("/proc") / str(worker) / "stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(zygote, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    assert run.wait_for_event("zygote_woken")["pid"] == zygote
+    run.wait_for_marks("up", ranks=1, attempt=2)
+    run.let("go")
+    assert run.wait() == 0, run.text
+    assert run.happened("zygote_replaced") == []
