@@ -491,6 +491,7 @@ class Head:
             return failure
         headline, *rest = failure.message.splitlines() or [""]
         first = f"{headline}; still running then: {self.members.named(there)}"
+        first += f"; {where}" if (where := self.watch.found(there)) else ""
         return replace(failure, message="\n".join([first, *rest]))
 
     def _may_be_a_stop(self, failure: Failure) -> bool:

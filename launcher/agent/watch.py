@@ -164,9 +164,9 @@ class Watch:
         return self._judge(hang, now_s)
 
     def found(self, ranks: Sequence[int]) -> str:
-        """Where some ranks were when they were asked, for a sentence about them; empty where they do not say."""
-        parts = [f"rank {rank} {self._words(rank)}" for rank in ranks[:_NAMED] if rank in self.places]
-        return "; ".join(parts)
+        """Where some ranks were when they were asked, to follow their names; empty where they have not said it."""
+        known = [rank for rank in ranks[:_NAMED] if rank in self.places and self.places[rank].where]
+        return "; ".join(f"{'it' if len(ranks) == 1 else f'rank {rank}'} {self._words(rank)}" for rank in known)
 
     # ---------------------------------------------------------------- hangs
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launched import LAUNCH, LIMIT_S, Launch, Launched
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.process
 
 STEPS = 60
 HANG_S = 2.0
+TIMEOUT_S = 5.0
 NOTICED_S = HANG_S + 10.0
 """A machine that does other things too may take so much longer."""
 
@@ -102,13 +104,15 @@ class Undisturbed:
     losses: dict[int, str]
 
 
-def recipe(**resources: int) -> dict[str, object]:
+def recipe(network_timeout: str | None = None, **resources: int) -> dict[str, object]:
+    faults = {"hang_timeout": f"{HANG_S} s"} if network_timeout is None else {}
     return tiny(
         name="frozen",
         train={"until": f"{STEPS} steps", "eval_every": "20 steps"},
         checkpoint={"every": "25 steps"},
         resources={**resources, "threads": 1},
-        faults={"hang_timeout": f"{HANG_S} s", "max_restarts": 20},
+        faults={**faults, "max_restarts": 20},
+        network={"timeout": network_timeout or "10m"},
     )
 
 
@@ -147,12 +151,12 @@ def check(run: Launched, freezes: list[Freeze], undisturbed: Undisturbed) -> Non
 
 
 def start(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, folder: Path, freezes: list[Freeze], **resources: int
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, folder: Path, freezes: list[Freeze], **fields: Any
 ) -> Launched:
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("FREEZES_OF_THIS_TEST", json.dumps([asdict(freeze) for freeze in freezes]))
-    path = folder / "-".join(["frozen", *map(str, resources.values())])
-    path.with_suffix(".yaml").write_text(json.dumps(recipe(**resources)))
+    path = folder / "-".join(["frozen", *map(str, fields.values())])
+    path.with_suffix(".yaml").write_text(json.dumps(recipe(**fields)))
     return launch(path.with_suffix(".yaml"))
 
 
@@ -167,6 +171,29 @@ def test_a_rank_that_freezes_on_either_of_two_nodes_is_named_and_no_step_differs
         if freeze.how != "stop":
             assert f"in {WORDS[freeze.how]}" in run.log(freeze.rank, node=freeze.rank, attempt=attempt)
     assert "most recent call first" not in run.text, "stacks are for the logs"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_collective_that_times_out_first_leads_to_the_same(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed, nodes: int
+) -> None:
+    """F072: `network.timeout` is below what the watch waits, and does what it says."""
+    fields = {"nodes": nodes, "nproc_per_node": 2 // nodes, "network_timeout": f"{TIMEOUT_S} s"}
+    run = start(launch, monkeypatch, undisturbed.folder, [Freeze("sleep", 1)], **fields)
+    assert run.wait() == 0, run.text
+    froze_s = (run.run.path / "froze-1").stat().st_mtime
+    (ended,) = run.happened("attempt_ended")
+    assert ended["time"] - froze_s < TIMEOUT_S + 10.0
+    assert ended["cause"] == "hang"
+    assert "still running then" in ended["message"]
+    assert "in sleep_for_ever" in ended["message"]
+    assert "in sleep_for_ever" in run.log(1, node=nodes - 1)
+    assert "most recent call first" in run.log(0)
+    assert "rank 1 on node" in ended["message"]
+    assert "rank 0 on node" not in ended["message"], "it has waited, and says so itself"
+    assert losses(run.run) == undisturbed.losses
+    assert run.result["weights_sha256"] == undisturbed.weights_sha256
 
 
 @pytest.mark.long
