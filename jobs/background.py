@@ -37,6 +37,8 @@ class Work:
     copied: threading.Event = field(default_factory=threading.Event)
     """The weights may change."""
     done: threading.Event = field(default_factory=threading.Event)
+    took_s: float = 0.0
+    """Until it was done."""
     error: BaseException | None = None
     """How it ended, once it is done."""
 
@@ -83,6 +85,7 @@ class Background:
             work.error = error
         finally:
             work.copied.set()
+            work.took_s = work.age_s
             work.done.set()
 
     def _copy(self, parts: Sequence[Part], ready: torch.cuda.Event | None) -> list[Part]:

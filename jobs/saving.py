@@ -211,8 +211,8 @@ class Saving:
 
     def _succeeded(self) -> None:
         if self._work is not None:
-            self._longest_s = max(self._longest_s, self._work.age_s)
-        self._work, self._given_up, self._in_a_row = None, False, 0
+            self._longest_s = max(self._longest_s, self._work.took_s)
+            self._work, self._in_a_row = None, 0
 
     def _fail(self, step: int, reason: str) -> None:
         self.counts.failed += 1
