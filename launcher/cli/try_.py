@@ -69,7 +69,7 @@ def try_(ctx: click.Context, /, target: str, overrides: tuple[str, ...], **optio
 
 def _rehearse(request: Any, plan: Any, fault: str, timeout_s: float, *, as_json: bool) -> int:
     from launcher.rehearsal.checks import Check, check_row, fields, is_pass, verdict_line
-    from launcher.rehearsal.plays import Fault, rehearse
+    from launcher.rehearsal.plays import Fault, Scene, rehearse
     from launcher.rehearsal.stage import Stage
     from launcher.wording import count
 
@@ -82,7 +82,7 @@ def _rehearse(request: Any, plan: Any, fault: str, timeout_s: float, *, as_json:
     began_s = time.monotonic()
     say(f"{request.target}: {plan.nodes_text}, {count(plan.world_size, 'worker')}, on this machine; fault: {fault}")
     with Stage(timeout_s) as stage:
-        found = rehearse(request, plan, Fault(fault), stage, say)
+        found = rehearse(Scene(request=request, plan=plan, fault=Fault(fault), stage=stage), say)
         passed = is_pass(found.checks)
         stage.keep = not passed
     time_s = time.monotonic() - began_s

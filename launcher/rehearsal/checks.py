@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from launcher.runs.events import Event
+from launcher.runs.events import Event, time_of
 from launcher.wording import aligned, count, short_duration, signal_name
 
 Record = Mapping[str, Any]
@@ -141,19 +141,28 @@ def resumed_check(events: Sequence[Event], saved_step: int) -> Check:
     return passed("goes on", text)
 
 
-def script_resumed_check(events: Sequence[Event], newest: str, clock: Sequence[tuple[int, int]]) -> Check:
-    """Whether a script went on from its checkpoint. clock: (attempt, step) of what it said of its progress."""
+def script_resumed_check(events: Sequence[Event], newest: str, saved_s: float) -> Check:
+    """Whether a script went on from its checkpoint, which was written at this time (seconds since the epoch).
+
+    By its step clock: what it had said before the checkpoint is in it, and not to be done again.
+    """
     told = next((e.get("resumes_from") for e in reversed(events) if e["event"] == "attempt_started"), None)
-    attempts = sorted({attempt for attempt, _ in clock})
-    if len(attempts) > 1:
-        before = [step for attempt, step in clock if attempt == attempts[0]]
-        after = [step for attempt, step in clock if attempt == attempts[-1]]
-        text = f"step {after[0]} was the first after the restart; before it, {before[0]} to {before[-1]}"
-        if len(before) > 1 and after[0] <= before[0]:
-            return failed("goes on", f"{text}: it began again, though {newest} was there")
-        return passed("goes on", text)
+    said = [event for event in events if event["event"] == "progress"]
+    before = [event for event in said if event["attempt"] == 1]
+    after = [event["step"] for event in said if event["attempt"] > 1]
+    if after and before:
+        steps = [event["step"] for event in before]
+        text = f"step {after[0]} was the first after the restart; before it, {steps[0]} to {steps[-1]}"
+        saved = [event["step"] for event in before if time_of(event) < saved_s]
+        if after[0] > max(saved, default=steps[0]):
+            return passed("goes on", text)
+        if saved:
+            return failed("goes on", f"{text}: what {newest} holds was done again")
+        return unknown("goes on", f"{text}, which it may have said before or after {newest}")
     if told:
         return passed("goes on", f"the restart was given {told}; that it is read is not seen without a step clock")
+    if after:
+        return unknown("goes on", f"its first step after the restart was {after[0]}; none was heard before it")
     return unknown("goes on", "where the script went on: it has no step clock (`progress:` or launch_client.progress)")
 
 

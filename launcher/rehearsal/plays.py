@@ -7,9 +7,11 @@ it must save, be started again after the fault, and say, as far as it has a step
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from launcher.rehearsal import checks
 from launcher.rehearsal.checks import Check, Result
 from launcher.rehearsal.stage import Played, Stage, TooLateError
 from launcher.road import Request
+from launcher.runs.events import Event
 from launcher.runs.load import read_plan
 from launcher.runs.steps import noted_checkpoints
 from launcher.wording import count
@@ -57,57 +60,70 @@ class Rehearsal:
         return check.result is not Result.FAIL
 
 
-def rehearse(request: Request, plan: Plan, fault: Fault, stage: Stage, say: Callable[[Check | str], None]) -> Rehearsal:
-    """Play it through. plan: that of the request, which is known to be right. Every finding is a check."""
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What is rehearsed, and where."""
+
+    request: Request
+    plan: Plan
+    """That of the request, which is known to be right."""
+    fault: Fault
+    stage: Stage
+
+
+def rehearse(scene: Scene, say: Callable[[Check | str], None]) -> Rehearsal:
+    """Play it through. Every finding is a check."""
     found = Rehearsal(say=say)
-    play = _play_job if plan.worker.kind == "job" else _play_script
+    play = _play_job if scene.plan.worker.kind == "job" else _play_script
     try:
-        play(request, plan, fault, stage, found)
+        play(scene, found)
     except TooLateError as error:
         found.add(checks.failed("in time", str(error)))
-    stage.end_all()
-    found.add(checks.leftovers_check(*stage.leftovers()))
+    scene.stage.end_all()
+    found.add(checks.leftovers_check(*scene.stage.leftovers()))
     return found
 
 
-def _play_job(request: Request, plan: Plan, fault: Fault, stage: Stage, found: Rehearsal) -> None:
-    exact = plan.device == "cpu"
+def _play_job(scene: Scene, found: Rehearsal) -> None:
     steps = STEPS
     found.say(f"undisturbed: {count(steps, 'step')}")
-    calm, code, took_s = _calm(request, stage, steps)
+    calm, ended, took_s = _calm(scene, steps)
+    if not ended and (more := _steps_for(calm, steps)) > steps:
+        found.say(f"undisturbed: {count(more, 'step')}, for {steps} are over too soon to be disturbed")
+        steps = more
+        calm, ended, took_s = _calm(scene, steps)
     while True:
-        if not code and (more := _steps_for(calm, steps)) > steps:
-            found.say(f"undisturbed: {count(more, 'step')}, for {steps} are over too soon to be disturbed")
-            steps = more
-            calm, code, took_s = _calm(request, stage, steps)
-        if not found.add(checks.trained_check(calm.metrics, steps, code, took_s)):
+        check = checks.trained_check(calm.metrics, steps, ended, took_s)
+        if check.result is Result.FAIL:
+            found.add(check)
             _show_end(calm, found)
             return
-        found.say(f"again, and {_WORDS[fault]} when step {steps // 2} is saved")
-        hit = stage.start(*_arguments(request, steps), name=f"disturbed-{steps}")
-        if _disturb_job(hit, plan, fault, steps // 2):
+        found.say(f"again, and {_WORDS[scene.fault]} when step {steps // 2} is saved")
+        hit = scene.stage.start(*_arguments(scene.request, steps), name=f"disturbed-{steps}")
+        if (code := _disturb_job(hit, scene, steps // 2)) is not None:
             break
         if steps >= _MOST_STEPS:
             raise TooLateError(f"{count(steps, 'step')} were over before the fault")
-        found.checks.clear()
         steps *= 4
         found.say(f"undisturbed: {count(steps, 'step')}, for the run was over before the fault")
-        calm, code, took_s = _calm(request, stage, steps)
-    _finish(hit, plan, fault, stage, found)
+        calm, ended, took_s = _calm(scene, steps)
+    found.add(check)
+    _finish(hit, code, scene, found)
     saved = hit.happened("checkpoint_saved", step=steps // 2) or {}
     size = f"{saved.get('size_bytes', 0) / 1e6:.1f} MB" if saved.get("size_bytes") else "its size is not known"
     found.add(checks.passed("saves", f"step-{steps // 2} in {saved.get('time_s', 0):.2f} s, {size}"))
     if not found.add(checks.resumed_check(hit.events, steps // 2)):
         _show_end(hit, found)
         return
+    exact = scene.plan.device == "cpu"
     found.add(checks.losses_check(calm.metrics, hit.metrics, exact=exact))
     weights = [played.result.get("weights_sha256") for played in (calm, hit)]
     found.add(checks.weights_check(*weights, exact=exact))
     found.add(checks.samples_check(calm.metrics, hit.metrics))
 
 
-def _calm(request: Request, stage: Stage, steps: int) -> tuple[Played, int, float]:
-    calm = stage.start(*_arguments(request, steps), name=f"undisturbed-{steps}")
+def _calm(scene: Scene, steps: int) -> tuple[Played, int, float]:
+    calm = scene.stage.start(*_arguments(scene.request, steps), name=f"undisturbed-{steps}")
     return calm, *calm.wait()
 
 
@@ -133,7 +149,8 @@ def _quiet(request: Request) -> list[str]:
 def _steps_for(calm: Played, steps: int) -> int:
     """How many steps are enough for a fault in the middle of them, by how long these took."""
     times = [record["time"] for record in calm.metrics if "train/loss" in record]
-    step_s = max((times[-1] - times[0]) / max(1, len(times) - 1), 1e-4) if times else math.inf
+    passed = [later - earlier for earlier, later in itertools.pairwise(times)]
+    step_s = max(statistics.median(passed), 1e-4) if passed else math.inf
     half = math.ceil(_WINDOW_S / step_s)
     return steps if half <= steps // 2 else min(2 * half, _MOST_STEPS)
 
@@ -145,39 +162,40 @@ _WORDS = {
 }
 
 
-def _disturb_job(hit: Played, plan: Plan, fault: Fault, step: int) -> bool:
-    """Do it when the checkpoint of a step is complete. Returns whether the training was still going on."""
+def _disturb_job(hit: Played, scene: Scene, step: int) -> int | None:
+    """Do it when the checkpoint of a step is complete. Returns how the run ended; None where it was over before."""
     hit.until(f"step {step} was saved", lambda: hit.happened("checkpoint_saved", step=step))
-    struck = _strike(hit, plan, fault, attempt=1)
-    return struck and hit.happened("summary") is None
+    struck = _strike(hit, scene)
+    code, _ = hit.wait()
+    went_on = scene.fault is not Fault.PREEMPT and hit.happened("attempt_started", attempt=2) is not None
+    return code if struck and (code or went_on) else None
 
 
-def _strike(hit: Played, plan: Plan, fault: Fault, *, attempt: int) -> bool:
+def _strike(hit: Played, scene: Scene) -> bool:
     """Returns whether there was somebody to strike."""
-    if fault is Fault.PREEMPT:
+    if scene.fault is Fault.PREEMPT:
         hit.send([e["pid"] for e in hit.events if e["event"] == "worker_started"], signal.SIGCONT)
         os.kill(hit.process.pid, signal.SIGTERM)
         return True
-    workers = [e for e in hit.events if e["event"] == "worker_started" and e["attempt"] == attempt]
-    if fault is Fault.KILL:
+    workers = [e for e in hit.events if e["event"] == "worker_started" and e["attempt"] == 1]
+    if scene.fault is Fault.KILL:
         return bool(hit.send([max(workers, key=lambda event: event["rank"])["pid"]], signal.SIGKILL))
-    node = len(plan.nodes) - 1
+    node = len(scene.plan.nodes) - 1
     agents = [e for e in hit.events if e["event"] == "agent_started" and e["node"] == node]
     struck = hit.send([e["pid"] for e in (*agents[-1:], *(w for w in workers if w["node"] == node))], signal.SIGKILL)
     return bool(struck)
 
 
-def _finish(hit: Played, plan: Plan, fault: Fault, stage: Stage, found: Rehearsal) -> None:
-    """The end of a run that was struck, by itself or by `launch resume`."""
-    code, _ = hit.wait()
-    wanted = int(ExitCode.STOPPED) if fault is Fault.PREEMPT else 0
-    if fault is not Fault.PREEMPT and code and not plan.limits.max_restarts:
+def _finish(hit: Played, code: int, scene: Scene, found: Rehearsal) -> None:
+    """The end of a run that was struck, by itself or by `launch resume`. code: that of the run itself."""
+    wanted = int(ExitCode.STOPPED) if scene.fault is Fault.PREEMPT else 0
+    if scene.fault is not Fault.PREEMPT and code and not scene.plan.limits.max_restarts:
         wanted = code  # nobody restarts it: faults.max_restarts is 0
-    if not found.add(checks.exit_check(f"after {_SHORT[fault]}", code, wanted)):
+    if not found.add(checks.exit_check(f"after {_SHORT[scene.fault]}", code, wanted)):
         _show_end(hit, found)
     if code:
         found.say("launch resume")
-        again = stage.resume(hit.run)
+        again = scene.stage.resume(hit.run)
         code, _ = again.wait()
         if not found.add(checks.exit_check("launch resume", code, 0)):
             _show_end(again, found)
@@ -194,7 +212,8 @@ def _show_end(played: Played, found: Rehearsal) -> None:
 # ---------------------------------------------------------------- scripts
 
 
-def _play_script(request: Request, plan: Plan, fault: Fault, stage: Stage, found: Rehearsal) -> None:
+def _play_script(scene: Scene, found: Rehearsal) -> None:
+    request, plan, fault, stage = scene.request, scene.plan, scene.fault, scene.stage
     if not plan.resumable:
         found.add(checks.failed("resumes", "the recipe has no `resume:`, so nothing would be started again"))
         return
@@ -204,11 +223,12 @@ def _play_script(request: Request, plan: Plan, fault: Fault, stage: Stage, found
     found.say("started; waiting for its first checkpoint")
     quiet = _quiet(request)
     hit = stage.start(request.target, *request.overrides, *quiet, name="script", script_args=request.script_args)
-    newest = _first_checkpoint(hit, plan, found)
-    if newest is None:
+    first = _first_checkpoint(hit, plan, found)
+    if first is None:
         return
+    newest, saved_s = first
     found.say(f"now {_WORDS[fault]}")
-    if not _strike(hit, plan, fault, attempt=1):
+    if not _strike(hit, scene):
         raise TooLateError("it ended before the fault")
     if fault is Fault.PREEMPT:
         code, _ = hit.wait()
@@ -220,14 +240,15 @@ def _play_script(request: Request, plan: Plan, fault: Fault, stage: Stage, found
         hit = stage.resume(hit.run)
     if not _second_attempt(hit, found):
         return
-    _goes_on(hit, newest, found)
+    _goes_on(hit, newest, saved_s, found)
     found.add(checks.unknown("losses", "losses and weights of a script: only the built-in program tells them"))
 
 
-def _first_checkpoint(hit: Played, plan: Plan, found: Rehearsal) -> str | None:
+def _first_checkpoint(hit: Played, plan: Plan, found: Rehearsal) -> tuple[str, float] | None:
     """Wait for the first checkpoint of a script that is complete, and leave its workers frozen there if it is a file.
 
-    They go on for nobody but the fault: a script of a few seconds would be over before it came.
+    They go on for nobody but the fault: a script of a few seconds would be over before it came. Returns the name of the
+    checkpoint and when it was written (seconds since the epoch); None, with a finding, where there is none.
     """
     began_s = time.monotonic()
     try:
@@ -237,9 +258,12 @@ def _first_checkpoint(hit: Played, plan: Plan, found: Rehearsal) -> str | None:
         found.add(checks.failed("saves", f"{error}; looked for {looked}"))
         _show_end(hit, found)
         return None
+    heard_s = time.monotonic()
+    while plan.worker.progress_log and not _clock(hit) and time.monotonic() - heard_s < _STILL_S:
+        time.sleep(0.01)  # what it has said of its progress is on the way
     shown = str(path).removeprefix(f"{hit.run.path}/")
     found.add(checks.passed("saves", f"{shown} after {time.monotonic() - began_s:.1f} s"))
-    return shown
+    return shown, path.stat().st_mtime
 
 
 def _pattern(hit: Played, plan: Plan) -> str:
@@ -293,14 +317,17 @@ def _second_attempt(hit: Played, found: Rehearsal) -> bool:
     return True
 
 
-def _goes_on(hit: Played, newest: str, found: Rehearsal) -> None:
+def _goes_on(hit: Played, newest: str, saved_s: float, found: Rehearsal) -> None:
     """Wait for a sign that the second attempt works: a step, another checkpoint, or the end."""
     path = _newest(hit)
     before_ns = None if path is None else (path, path.stat().st_mtime_ns)
+    has_clock = bool(_clock(hit) or read_plan(hit.run).worker.progress_log)
 
     def sign() -> str:
-        if any(attempt > 1 for attempt, _ in _clock(hit)):
+        if any(said["attempt"] > 1 for said in _clock(hit)):
             return "a step"
+        if has_clock:
+            return ""  # it comes, and tells more than a checkpoint
         now = _newest(hit)
         if now is not None and (now, now.stat().st_mtime_ns) != before_ns:
             return "another checkpoint"
@@ -310,18 +337,17 @@ def _goes_on(hit: Played, newest: str, found: Rehearsal) -> None:
         seen = hit.until("there was a step or a checkpoint after the restart", sign)
     except TooLateError as error:
         code = hit.process.poll()
-        if code == 0:
+        if code == 0:  # a short one
             found.add(checks.passed("works on", "to its end, exit 0"))
-            found.add(checks.script_resumed_check(hit.events, newest, _clock(hit)))
+            found.add(checks.script_resumed_check(hit.events, newest, saved_s))
         else:
             found.add(checks.failed("works on", str(error) if code is None else f"exit {code} after the restart"))
             _show_end(hit, found)
         return
     found.add(checks.passed("works on", f"{seen} after the restart"))
-    found.add(checks.script_resumed_check(hit.events, newest, _clock(hit)))
+    found.add(checks.script_resumed_check(hit.events, newest, saved_s))
 
 
-def _clock(hit: Played) -> list[tuple[int, int]]:
-    """(attempt, step) of what a script has said of its progress, in order."""
-    said = [event for event in hit.events if event["event"] == "progress"]
-    return [(event["attempt"], event["step"]) for event in said]
+def _clock(hit: Played) -> list[Event]:
+    """What a script has said of its progress."""
+    return [event for event in hit.events if event["event"] == "progress"]

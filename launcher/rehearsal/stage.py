@@ -98,11 +98,11 @@ class Stage:
         for played in self._started:
             played.end()
 
-    def leftovers(self) -> tuple[list[str], list[str]]:
+    def leftovers(self, patience_s: float = _GONE_S) -> tuple[list[str], list[str]]:
         """Processes and names in /dev/shm that are left of the runs, once they have had the time to go."""
         ids = [path.name for path in self.runs.iterdir()] if self.runs.is_dir() else []
         pids = {event["pid"] for name in ids for event in read_events(self.runs / name) if "pid" in event}
-        deadline_s = time.monotonic() + _GONE_S
+        deadline_s = time.monotonic() + patience_s
         while True:
             processes = [text for name in ids for text in _processes_of(name)]
             shared = [name for name in _shared_memory() if name not in self._shared and _is_of(name, ids, pids)]
