@@ -77,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(job: Job, stop: StopRequest) -> int:
     """Train. Where another rank is lost and there is an agent, wait for it: it has this rank's state kept first."""
     marks = Marks(StepPage.from_env())
-    marks.at(Phase.START, 0)
     world = World.from_env(os.environ)
     device = pick_device(job.device, world)
     sockets = GroupSockets(store_port=int(os.environ["MASTER_PORT"]))
@@ -118,6 +117,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         meeting.gather("prepare the data", lambda: source.prepare() if world.local_rank == 0 else None)
     with here.sockets.watch():
         group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
+    marks.at(Phase.START, 0)  # not before: preparing the data may take hours, and the others say that they wait
 
     data = source.load()
     net = make_model(job, device)

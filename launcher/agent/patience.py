@@ -9,19 +9,19 @@ from launcher.agent.clocks import Clock
 from launcher.runs.clock import Phase
 
 UNKNOWN_S = 600.0
-"""The limit of what was not seen yet: the first steps, the first evaluation, the first save."""
+"""The limit of what was not seen yet: the first steps, the first evaluation."""
 FACTOR = 5.0
 """A limit that was learned is so many times the longest that was seen."""
 FLOOR_S: Mapping[Phase, float] = {
-    Phase.START: UNKNOWN_S,
+    Phase.START: 1800.0,
     Phase.STEP: 30.0,
     Phase.EVAL: 60.0,
-    Phase.SAVE: UNKNOWN_S,
+    Phase.SAVE: 1800.0,
     Phase.END: 3600.0,
 }
 """No limit that was learned is below these. A step may wait half a minute for a file system or for a machine that is
-busy, without being lost; a save may take minutes on a day when the storage is slow; at the end what was tracked is
-uploaded, which has a limit of its own."""
+busy, without being lost; weights may be many, and a save may take long on a day when the storage is slow; at the end
+what was tracked is uploaded, which has a limit of its own."""
 SCRIPT_FLOOR_S = 1800.0
 """Of a script, which marks its steps alone: an evaluation or a save of its own looks like a long step. As long as torch
 itself waits by default."""
@@ -72,8 +72,8 @@ class Patience:
     def limit(self, phase: Phase) -> tuple[float, str] | None:
         """How long no rank may mark anything while one is at this, and where that limit comes from. None: for ever."""
         asked_s = self.limits.timeout_s
-        if phase is Phase.NOTHING:
-            return None if asked_s is None else (asked_s, _ASKED)
+        if phase is Phase.NOTHING:  # the built-in job prepares its data, and names those that it waits for
+            return None if asked_s is None or self.limits.has_phases else (asked_s, _ASKED)
         if phase is Phase.STEP and asked_s is not None:
             return asked_s, _ASKED
         floor_s = FLOOR_S[phase] if self.limits.has_phases else max(FLOOR_S[phase], SCRIPT_FLOOR_S)

@@ -22,7 +22,7 @@ from launcher.runs.clock import Phase
 from launcher.runs.stacks import Frame
 from launcher.runs.stalls import straggler_text
 from launcher.runs.states import Cause
-from launcher.wording import count, ranges
+from launcher.wording import count, duration, ranges
 
 ANSWER_S = 4.0
 """How long the agents have to say where their workers are; less where all have said it."""
@@ -209,7 +209,7 @@ class Watch:
             waited_s = round(self._progress_s(now_s) - hang.since_s, 1)
             step = max(clock.step for clock in self._clocks.values())
             yield Record("hang_over", {"attempt": self.attempt, "step": step, "waited_s": waited_s})
-            yield Say(f"it goes on, after {waited_s:.0f} s without progress")
+            yield Say(f"it goes on, after {duration(waited_s)} without progress")
 
     def _judge(self, hang: _Hang, now_s: float) -> tuple[list[Effect], Failure | None]:
         """All have answered, or had the time to."""
@@ -271,8 +271,8 @@ class Watch:
         )
         at = {Phase.START: " before the first step", Phase.EVAL: " in an evaluation", Phase.SAVE: " in a save"}
         step = "" if stall.step is None or stall.phase is Phase.START else f" at step {stall.step:,}"
-        limit = f"(limit {stall.limit_s:.3g} s, {stall.how})"
-        return f"{what} for {waited_s:.0f} s {limit}{at.get(stall.phase, '')}{step}"
+        limit = f"(limit {duration(stall.limit_s)}, {stall.how})"
+        return f"{what} for {duration(waited_s)} {limit}{at.get(stall.phase, '')}{step}"
 
     def _blame(self, found: Finding, places: Mapping[int, Place]) -> str:
         parts = []
