@@ -99,7 +99,8 @@ def test_the_own_checkpoint_wins_over_weights_to_start_from(start: Start, tmp_pa
     source = start(tmp_path / "source", tiny(train={"until": "12 steps", "eval_every": None}))
     assert source.wait() == [0, 0], source.log()
     (tmp_path / "die.py").write_text(DIE_AT)
-    recipe = tiny(train={"until": "40 steps", "eval_every": None}, checkpoint={"every": "5 steps", "asynchronous": False})
+    checkpoint = {"every": "5 steps", "asynchronous": False}
+    recipe = tiny(train={"until": "40 steps", "eval_every": None}, checkpoint=checkpoint)
     recipe["checkpoint"]["init_from"] = str(source.run_dir)
     whole = start(tmp_path / "whole", recipe)
     assert whole.wait() == [0, 0], whole.log()
