@@ -62,7 +62,8 @@ class Loop:
     def _once(self, deadline: float | None) -> None:
         due = [timer.due for timer in self._timers] + ([] if deadline is None else [deadline])
         wait_s = max(0.0, min(due) - time.monotonic()) if due else None
-        for key, _ in self._selector.select(wait_s):
+        # What came while this process was stopped counts before the time that has passed: so look once more.
+        for key, _ in self._selector.select(wait_s) or self._selector.select(0):
             # An earlier callback of this round may have removed it, and opened something else under the same number.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()

@@ -95,6 +95,11 @@ class Members:
             return ready if waited_s >= FIRST_S else None
         return ready if all(now_s - self.nodes[index].heard_at_s >= RETURN_S for index in missing) else None
 
+    def frozen(self, gap_s: float) -> None:
+        """We were stopped ourselves for so long, perhaps with all the others: that was nobody's silence."""
+        for node in self.nodes.values():
+            node.heard_at_s += gap_s
+
     def start(self, nodes: Sequence[int]) -> None:
         """An attempt begins with these nodes."""
         self.taking_part = tuple(nodes)

@@ -20,7 +20,7 @@ from launcher.agent.head import SILENCE_S
 from launcher.agent.logs import say
 from launcher.agent.loop import Loop
 from launcher.agent.members import RETURN_S
-from launcher.agent.office import HeadOffice
+from launcher.agent.office import FROZEN_S, HeadOffice
 from launcher.agent.torchrun import TorchrunWorkers
 from launcher.agent.workers import Attempt, Workers
 from launcher.planning.plan import Plan
@@ -66,7 +66,7 @@ class NodeAgent:
         self._events = EventWriter(run.path, f"node-{node}")
         self._orders: deque[dict[str, Any]] = deque()
         self._head: channel.Connection | None = None
-        self._heard_s = time.monotonic()
+        self._heard_s = self._beat_s = time.monotonic()
         self._office: HeadOffice | None = None
         workers = TorchrunWorkers if plan.engine == "torchrun" else Workers
         self._workers = workers(plan, run, node=node, loop=self._loop, events=self._events, zygote_end=zygote_end)
@@ -228,7 +228,11 @@ class NodeAgent:
         """Say that this agent is alive; notice a head agent that is not, or is cut off."""
         clocks = {"attempt": self._workers.attempt, "clocks": self._workers.clocks()}
         self._tell({"type": "heartbeat", **clocks})
-        if self._head is not None and time.monotonic() - self._heard_s > SILENCE_S:
+        now_s, before_s = time.monotonic(), self._beat_s
+        self._beat_s = now_s
+        if now_s - before_s > FROZEN_S:
+            self._heard_s += now_s - before_s
+        if self._head is not None and now_s - self._heard_s > SILENCE_S:
             self._head.end(f"nothing heard for {SILENCE_S:g} s")
 
     def _tell(self, message: dict[str, Any]) -> None:

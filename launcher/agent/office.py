@@ -38,6 +38,8 @@ from launcher.wording import count
 _TICK_S = 0.25
 _BEAT_S = 1.0
 """How often the other agents hear something: a head agent that is silent is lost."""
+FROZEN_S = 3.0
+"""After a gap like this between two ticks we were stopped ourselves, perhaps with all the others (a suspended job)."""
 _LOOK_S = 1.0
 """How often the head agent looks for what the batch side has to say."""
 _MAX_REFUSALS = 100
@@ -65,6 +67,7 @@ class HeadOffice:
         """Host and pid of each that has joined by a connection."""
         self._port_holder: socket.socket | None = None
         self._refused_count = 0
+        self._ticked_s = time.monotonic()
         self._marks: list[str] = []
         """Of the newest checkpoints since a node has come that waits to be taken in."""
         self._asked_to_stop = False
@@ -199,7 +202,11 @@ class HeadOffice:
             self._do(head.warned(message["signum"]))
 
     def _tick(self) -> None:
+        before_s = self._ticked_s
         self._tick_clock()
+        self._ticked_s = self._head.now_s
+        if self._ticked_s - before_s > FROZEN_S:
+            self._head.members.frozen(self._ticked_s - before_s)
         self._head.heard(0)
         self._do(self._head.tick())
 

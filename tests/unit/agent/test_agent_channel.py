@@ -7,6 +7,7 @@ import json
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -281,3 +282,12 @@ def test_the_head_may_listen_on_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     connection.end("enough")
     admitted[0].end("enough")
     server.close()
+
+
+def test_a_head_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
+    """A frozen process still has a kernel that accepts for it."""
+    with listen("127.0.0.1") as listener:
+        begun_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            connect(listener.getsockname()[:2], TOKEN, Loop(), timeout_s=0.2)
+        assert time.monotonic() - begun_s < 5.0

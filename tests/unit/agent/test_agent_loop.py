@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -128,3 +129,24 @@ def test_calls_once_after_a_while_also_from_within_a_call() -> None:
     assert loop.run_until(lambda: len(called) == 2, timeout_s=10)
     assert not loop.run_until(lambda: len(called) > 2, timeout_s=0.05)
     assert called == ["first", "second"]
+
+
+def test_what_has_come_meanwhile_is_heard_before_the_time_that_has_passed(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a stop of this process the wait has run out, and says nothing of what has come."""
+    loop, called = Loop(), list[str]()
+    real = loop._selector.select
+
+    def slept_through(timeout: float | None = None) -> list[Any]:
+        if timeout:
+            os.write(pipe[1], b"x")
+            time.sleep(timeout)
+            return []
+        return list(real(timeout))
+
+    monkeypatch.setattr(loop._selector, "select", slept_through)
+    loop.add(pipe[0], lambda: called.append(os.read(pipe[0], 10).decode()))
+    loop.after(0.02, lambda: called.append("late"))
+    loop.run_until(lambda: len(called) == 2, timeout_s=10)
+    assert called == ["x", "late"]

@@ -70,3 +70,10 @@ def test_who_comes_while_others_run_is_a_newcomer() -> None:
     assert members.newcomers == []
     members.nodes[1].ready = True
     assert members.newcomers == [1]
+
+
+def test_a_pause_of_our_own_is_nobodys_silence() -> None:
+    members = some([0, 1])
+    members.nodes[0].heard_at_s = 90.0
+    members.frozen(30.0)
+    assert members.nodes[0].heard_at_s == 120.0

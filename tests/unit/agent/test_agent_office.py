@@ -17,6 +17,7 @@ from agent_values import TOKEN
 from launcher.agent import allocation as allocations
 from launcher.agent.allocation import Allocation
 from launcher.agent.channel import Connection, connect, listen
+from launcher.agent.head import SILENCE_S, Phase
 from launcher.agent.loop import Loop
 from launcher.agent.office import HeadOffice
 from launcher.planning.plan import Plan
@@ -71,9 +72,16 @@ class Peer:
         self.connection: Connection = future.result()
         self.heard: list[str] = []
         self.ended: list[str] = []
-        self.connection.on_message = lambda message: self.heard.append(message["type"])
+        self.beats = 0
+        self.connection.on_message = self._hear
         self.connection.on_end = self.ended.append
         self.loop = self._loop
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if message["type"] == "beat":  # they come whenever they come
+            self.beats += 1
+        else:
+            self.heard.append(message["type"])
 
     def _connect(self, office: Office) -> Connection:
         self._loop = Loop()
@@ -366,3 +374,91 @@ def test_a_later_allocation_ends_this_one_without_a_word_on_the_run(make_run: Ma
     office.until(lambda: office.events("stopped"))
     assert office.events("stopped")[0]["allocation"] == 1
     assert not run.result.exists()
+
+
+def test_the_other_agents_hear_the_head_regularly(office: Office) -> None:
+    office.join_self()
+    peer = office.peer(1)
+
+    def twice() -> bool:
+        peer.loop.run_until(lambda: False, timeout_s=0.01)
+        return peer.beats >= 2
+
+    office.until(twice)
+
+
+def test_after_a_pause_of_the_head_itself_nobody_counts_as_silent(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was suspended as a whole goes on as if nothing had been."""
+    office.join_self()
+    peer = office.peer(1)
+    peer.until_heard(office, "welcome")
+    now_s = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now_s() + 10 * SILENCE_S)
+    office.office._tick()
+    office.office._tick()
+    assert office.events("node_lost") == []
+
+
+def test_a_rescue_goes_from_the_agents_to_the_head_and_back(make_run: MakeRun) -> None:
+    office = Office(*make_run(rescue=True))
+    office.join_self()
+    peer = office.peer(1)
+    peer.connection.send({"type": "ready"})
+    peer.until_heard(office, "welcome", "start")
+    lost = {"attempt": 1, "node": 1, "rank": 1, "pid": 9, "exit_code": 1, "cause": "peer_lost", "message": "closed"}
+    peer.connection.send({"type": "suspect", "failure": {**lost, "place": "", "log": ""}})
+    peer.until_heard(office, "welcome", "start", "report")
+    assert office.to_self[-1] == {"type": "report", "attempt": 1}
+    office.office.hear_self({"type": "holds", "attempt": 1, "steps": {"0": 6}})
+    peer.connection.send({"type": "holds", "attempt": 1, "steps": {"1": 7}})
+    peer.until_heard(office, "welcome", "start", "report", "keep")
+    peer.connection.send({"type": "kept", "attempt": 1, "rank": 1, "name": "step-7"})
+    peer.until_heard(office, "welcome", "start", "report", "keep", "kill")
+    (rescued,) = office.events("rescued")
+    assert (rescued["step"], rescued["node"], rescued["rank"]) == (7, 1, 1)
+    office.peers[0].connection.end("the test is over")
+    office.listener.close()
+
+
+def test_a_head_that_takes_over_asks_who_comes_with_workers(make_run: MakeRun) -> None:
+    plan, run = make_run(rescue=True, min_nodes=1)
+    earlier = EventWriter(run.path, "head")
+    earlier.write("attempt_started", attempt=3, members=[0, 1])
+    office = Office(plan, run)
+    office.join_self()
+    peer = Peer(office)
+    office.peers.append(peer)
+    peer.connection.send({"type": "join", "node": 1, "host": "n1", "pid": 7, "holds": 3})
+    peer.until_heard(office, "report")
+    peer.connection.end("the test is over")
+    office.listener.close()
+
+
+def test_a_node_that_has_come_is_taken_in_at_the_next_checkpoint_of_a_script(make_run: MakeRun) -> None:
+    plan, run = make_run(min_nodes=1, resumable=True)
+    (run.checkpoints / "step-1").mkdir(parents=True)
+    (run.checkpoints / "step-1" / "state.pt").write_text("x")
+    EventWriter(run.path, "head").write("attempt_started", attempt=1, members=[0])
+    office = Office(plan, run)
+    office.office._head.phase = Phase.RUNNING  # with node 0 alone
+
+    def taken_in() -> list[int]:
+        return [event["attempt"] for event in office.events("attempt_ended") if event["cause"] == "scaled"]
+
+    peer = office.peer(1)
+    peer.connection.send({"type": "ready"})
+    office.until(lambda: office.office._head.members.newcomers)
+    for _ in range(3):
+        office.office._look_for_checkpoint()
+    assert taken_in() == [], "that checkpoint was there before it came"
+    later = run.checkpoints / "step-2"
+    later.mkdir()
+    (later / "state.pt").write_text("x")
+    office.office._look_for_checkpoint()
+    assert taken_in() == [], "it may be half-written"
+    office.office._look_for_checkpoint()
+    assert taken_in() == [1]
+    peer.connection.end("the test is over")
+    office.listener.close()
