@@ -35,17 +35,19 @@ class Clock:
     """By the number of the phase: the longest time in it without a mark."""
     state: str = ""
     """A letter of `STATES`; empty for a process that runs, or sleeps."""
+    is_silent: bool = False
+    """It has not marked, and not printed, anything yet."""
 
     def to_message(self) -> list[Any]:
         """As JSON."""
         longest = [round(each, 3) for each in self.longest_s]
         age_s, own_ms = round(self.age_s, 3), round(self.own_ms, 3)
-        return [int(self.phase), self.step, age_s, own_ms, self.own_steps, longest, self.state]
+        return [int(self.phase), self.step, age_s, own_ms, self.own_steps, longest, self.state, self.is_silent]
 
     @classmethod
     def from_message(cls, message: Sequence[Any]) -> Clock:
         """What `to_message` has made."""
-        phase, step, age_s, own_ms, own_steps, longest, state = message
+        phase, step, age_s, own_ms, own_steps, longest, state, is_silent = message
         return cls(
             phase=Phase(phase),
             step=step,
@@ -54,13 +56,14 @@ class Clock:
             own_steps=own_steps,
             longest_s=tuple(longest),
             state=state,
+            is_silent=is_silent,
         )
 
 
-def clock_of(reading: Reading, pid: int, *, output_s: float, now_s: float | None = None) -> Clock:
-    """What a page and its process say. `output_s`: when the worker last printed something (CLOCK_MONOTONIC)."""
-    now_s = time.monotonic() if now_s is None else now_s
-    quiet_s = max(0.0, now_s - output_s)
+def clock_of(reading: Reading, pid: int, *, started_s: float, output_s: float | None) -> Clock:
+    """What a page and its process say; when it was started, and has printed something last (CLOCK_MONOTONIC)."""
+    now_s = time.monotonic()
+    quiet_s = max(0.0, now_s - (started_s if output_s is None else output_s))
     age_s = quiet_s if reading.phase is Phase.NOTHING else reading.age_s(int(now_s * 1e9))
     return Clock(
         phase=reading.phase,
@@ -70,6 +73,7 @@ def clock_of(reading: Reading, pid: int, *, output_s: float, now_s: float | None
         own_steps=reading.own_steps,
         longest_s=reading.longest_s,
         state=idle_state(pid) if age_s > _LOOK_AFTER_S else "",
+        is_silent=reading.phase is Phase.NOTHING and output_s is None,
     )
 
 

@@ -69,11 +69,17 @@ class Patience:
         if clock.step - first >= LEARN_STEPS:
             self._learned.add(Phase.STEP)
 
-    def limit(self, phase: Phase) -> tuple[float, str] | None:
-        """How long no rank may mark anything while one is at this, and where that limit comes from. None: for ever."""
+    def limit(self, phase: Phase, *, is_silent: bool = False) -> tuple[float, str] | None:
+        """How long no rank may mark anything while one is at this, and where that limit comes from. None: for ever.
+
+        is_silent: a script that has not printed anything yet; it may be reading its weights.
+        """
         asked_s = self.limits.timeout_s
         if phase is Phase.NOTHING:  # the built-in job prepares its data, and names those that it waits for
-            return None if asked_s is None or self.limits.has_phases else (asked_s, _ASKED)
+            if asked_s is None or self.limits.has_phases:
+                return None
+            starts = is_silent and self.limits.restarts and asked_s < UNKNOWN_S
+            return (UNKNOWN_S, _FIRST[Phase.START]) if starts else (asked_s, _ASKED)
         if phase is Phase.STEP and asked_s is not None:
             return asked_s, _ASKED
         floor_s = FLOOR_S[phase] if self.limits.has_phases else max(FLOOR_S[phase], SCRIPT_FLOOR_S)

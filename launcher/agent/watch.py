@@ -182,7 +182,7 @@ class Watch:
 
     def _stall(self, now_s: float) -> Stall | None:
         clocks = self._marking()
-        limits = [(self._patience.limit(clock.phase), clock) for clock in clocks.values()]
+        limits = [(self._patience.limit(clock.phase, is_silent=clock.is_silent), clock) for clock in clocks.values()]
         if any(limit is None for limit, _ in limits):
             return None
         (limit_s, how), slowest = max(

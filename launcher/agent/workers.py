@@ -71,8 +71,9 @@ class Worker:
     streams: Streams
     page: StepPage
     """Where it marks its steps."""
-    output_s: float = field(default_factory=time.monotonic)
-    """When it has printed something last, or was started."""
+    started_s: float = field(default_factory=time.monotonic)
+    output_s: float | None = None
+    """When it has printed something last."""
     pid: int = 0
     exit_code: int | None = None
     words: LastWords = field(default_factory=LastWords)
@@ -170,8 +171,10 @@ class Workers:
     def clocks(self) -> dict[str, list[Any]]:
         """The step clock of each worker that runs, by its rank as text: what a heartbeat carries."""
         return {
-            str(worker.rank): clock_of(worker.page.read(), worker.pid, output_s=worker.output_s).to_message()
-            for worker in self._alive()
+            str(each.rank): clock_of(
+                each.page.read(), each.pid, started_s=each.started_s, output_s=each.output_s
+            ).to_message()
+            for each in self._alive()
         }
 
     def _alive(self) -> list[Worker]:

@@ -63,8 +63,9 @@ for step in range(1, 8):
     if toy.RANK == 1 and toy.ATTEMPT == 1 and step == 5:
         match_for_ever()
     dist.all_reduce(torch.ones(1))
-    launch_client.progress(step)
+    TELL
 """
+CLIENT, PRINT = "launch_client.progress(step)", "print('step', step, flush=True)"
 LEAVES_OUT = """
 import toy, torch, launch_client
 dist = toy.join()
@@ -166,13 +167,16 @@ def test_a_script_without_a_step_clock_that_prints_nothing_is_reported_and_goes_
     assert "; it went on after" in command("report", run.run_id).stdout
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    ("nodes", "tell", "fields"), [(1, PRINT, {"progress": {"log": r"step (\d+)"}}), (2, CLIENT, {})]
+)
 def test_a_rank_in_a_loop_of_c_that_holds_the_interpreter_is_restarted(
-    launch: Launch, recipe: Recipe, command: Command, nodes: int
+    launch: Launch, recipe: Recipe, command: Command, *, nodes: int, tell: str, fields: dict[str, Any]
 ) -> None:
-    """F072: the others would wait for ten minutes."""
+    """F072: the others would wait for ten minutes. Its step clock is what it says itself, or what it prints."""
     faults = {"hang_timeout": f"{HANG_S}s", "on_hang": "restart"}
-    run = launch(recipe(HOLDS, nodes=nodes, nproc=2 // nodes, faults=faults, resume="self"))
+    source = HOLDS.replace("TELL", tell)
+    run = launch(recipe(source, nodes=nodes, nproc=2 // nodes, faults=faults, resume="self", **fields))
     assert run.wait() == 0, run.text
     (hang,) = run.happened("hang")
     assert [each["rank"] for each in hang["culprits"]] == [1]

@@ -150,6 +150,14 @@ class TestLimits:
         patience = self.patience(timeout_s=20.0, has_phases=False)
         assert patience.limit(Phase.NOTHING) == (20.0, "faults.hang_timeout")
 
+    def test_a_script_that_has_not_said_anything_is_not_restarted_soon(self) -> None:
+        """It may be reading its weights: it would be restarted for ever."""
+        patience = self.patience(timeout_s=20.0, has_phases=False, restarts=True)
+        assert patience.limit(Phase.NOTHING, is_silent=True) == (UNKNOWN_S, "for the start")
+        assert patience.limit(Phase.NOTHING) == (20.0, "faults.hang_timeout")
+        only_said = self.patience(timeout_s=20.0, has_phases=False)
+        assert only_said.limit(Phase.NOTHING, is_silent=True) == (20.0, "faults.hang_timeout")
+
     def test_preparing_data_may_take_any_time(self) -> None:
         """F073."""
         assert self.patience(timeout_s=20.0).limit(Phase.NOTHING) is None
