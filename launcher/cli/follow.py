@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.cli.screen import Screen, status_line
+from launcher.cli.signals import Requests
 from launcher.cli.status import expected_start
 from launcher.cli.story import Story, Watch
 from launcher.cli.summary import final_block, here
@@ -104,7 +105,7 @@ def _last_lines(path: Path, *, count: int = 12) -> list[str]:
 
 def watch(job: Job, inbox: SignalInbox) -> None:
     """Copy the console log to the terminal until the job is gone."""
-    screen, console, asked = Screen(), job.console, 0
+    screen, console, asked, requests = Screen(), job.console, 0, Requests()
     while True:
         gone = job.executor.observe(job.ref).alive is False
         # Read after the question, so that the last words of a job that is gone are all here.
@@ -113,7 +114,7 @@ def watch(job: Job, inbox: SignalInbox) -> None:
             break
         if screen.wants_status:
             screen.status(live_status(job.run))
-        for signum in inbox.wait(_POLL_S):
+        for signum in requests.of(inbox.wait(_POLL_S), time.monotonic()):
             asked += 1
             screen.clear()
             print(stop_message(job.plan, asked), file=sys.stderr, flush=True)

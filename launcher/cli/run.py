@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.cli.signals import SignalInbox
+from launcher.cli.signals import Requests, SignalInbox
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, JobRef
 from launcher.preparation import prepare, prepare_new
@@ -129,7 +129,9 @@ def submit(
 
         job = Job(executor=executor, ref=ref, plan=plan, run=run, console=console)
         return follow(job, inbox, as_json=as_json)
-    for signum in inbox.wait(0.0):  # it came when there was nothing yet to pass it on to
+    for signum in Requests().of(
+        inbox.wait(0.0), time.monotonic()
+    ):  # it came when there was nothing yet to pass it on to
         executor.cancel(ref, signum=signum)
     if as_json:
         show_json({"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref), **more})

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What schedulers send ahead of TERM: they mean the same, and would end this process, and the run with it."""
+_ONE_SIGNAL_S = 2.0
+"""A TERM that comes so soon after a warning belongs to it: a second request would cut the save off."""
 
 
 class SignalInbox:
-    """Collects INT, TERM and HUP while it is open. The end of a child wakes a wait too, so no end is noticed late."""
+    """Collects INT, TERM, HUP, USR1 and USR2 while it is open. The end of a child wakes a wait, too."""
 
     def __init__(self) -> None:
         self._received: list[int] = []
@@ -22,7 +27,7 @@ class SignalInbox:
     def __enter__(self) -> SignalInbox:
         self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._previous_fd = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
-        for signum in _STOPS:
+        for signum in (*_STOPS, *_WARNINGS):
             # `nohup launch ...` outlives its terminal. INT is taken even where a shell ignores it for its `&` jobs.
             if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
                 self._previous[signum] = signal.signal(signum, self._receive)
@@ -48,6 +53,28 @@ class SignalInbox:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self._received.append(signum)
+
+
+class Requests:
+    """What the signals mean for a run in the foreground: each stop is passed on, a warning is the first of them."""
+
+    def __init__(self) -> None:
+        self._warned_s: float | None = None
+        self._stops = 0
+
+    def of(self, signums: Sequence[int], now_s: float) -> list[int]:
+        """The signals to pass on, of those that came until now (seconds of a clock that only goes on)."""
+        passed = []
+        for signum in signums:
+            if signum in _WARNINGS:
+                if self._stops:
+                    continue  # it is stopping already
+                self._warned_s = now_s
+            elif self._warned_s is not None and now_s - self._warned_s < _ONE_SIGNAL_S:
+                continue
+            self._stops += 1
+            passed.append(int(signal.SIGTERM) if signum in _WARNINGS else signum)
+        return passed
 
 
 def _wake(signum: int, frame: FrameType | None) -> None:

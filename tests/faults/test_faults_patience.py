@@ -25,11 +25,14 @@ toy.wait_for("never")
 WAITS = "import toy\ntoy.mark('up')\ntoy.wait_for(f'go{toy.ATTEMPT}')\n"
 
 
-@pytest.mark.parametrize(("grace", "code"), [("60s", 75), ("5s", 143)])
+@pytest.mark.parametrize(("grace", "code"), [pytest.param("60s", 75, marks=pytest.mark.long), ("5s", 143)])
 def test_the_grace_of_the_recipe_counts_and_not_the_30_s_of_torch(
     launch: Launch, recipe: Recipe, grace: str, code: int
 ) -> None:
-    """F016: with 60 s a save of 45 s comes to its end; with 5 s it is cut off after so long (and a moment)."""
+    """F016: with 60 s a save of 45 s comes to its end; with 5 s it is cut off after so long (and a moment).
+
+    In shorter times, on two nodes: test_faults_stops.py.
+    """
     run = launch(recipe(SAVES_SLOWLY, nproc=1, faults={"grace": grace}))
     run.wait_for_marks("up", ranks=1)
     asked_s = time.monotonic()
