@@ -124,9 +124,19 @@ def read_down(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each[0] for each in words if len(each) == 2 and each[1].startswith(("down", "fail"))))
 
 
+def job_hosts(job: str) -> tuple[str, ...]:
+    """The nodes that a job has now: those that it has lost are taken out of it. Raises SchedulerError."""
+    return host_names(_call("squeue", "--noheader", "--jobs", job, "--format", "%N").strip())
+
+
 def requeue(job: str) -> None:
     """Put the job back into the queue, which also ends this allocation of it. Raises SchedulerError."""
     _call("scontrol", "requeue", job, limit_s=_REQUEUE_LIMIT_S)
+
+
+def cancel(job: str) -> None:
+    """End the job. Raises SchedulerError."""
+    _call("scancel", job)
 
 
 def persist(

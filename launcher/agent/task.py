@@ -25,7 +25,7 @@ from launcher.agent.allocation import Allocation
 from launcher.agent.binding import NodeError
 from launcher.agent.logs import say
 from launcher.agent.node_setup import SetupFailed, SetupStopped, environment_after, next_start, run_setup
-from launcher.agent.supervisor import ENGINE, STOP_SIGNALS, Supervisor, hear_signals
+from launcher.agent.supervisor import ENGINE, GAVE_UP, STOP_SIGNALS, Supervisor, hear_signals
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
@@ -125,7 +125,12 @@ def _serve(plan: Plan, run: RunDir, host: str, *, place: _Place, signals: int) -
     except zygote.PreloadError as error:
         where = f"{sys.executable} on this node" if error.__cause__ is None else f"by {sys.executable}"
         raise NodeError(f"{error} ({where})", cause=Cause.USAGE) from error
-    return Supervisor(plan, run, listener, signals, nodes=(node,), head=head, allocation=place.allocation).run()
+    code = Supervisor(plan, run, listener, signals, nodes=(node,), head=head, allocation=place.allocation).run()
+    if code == GAVE_UP and node and plan.is_elastic and place.allocation is not None:
+        from launcher.agent.headless import see_to_job
+
+        see_to_job(plan, run, node, place.allocation, signals=signals)
+    return code
 
 
 def _say_who(plan: Plan, node: int, host: str) -> None:

@@ -241,8 +241,10 @@ def _flags(recipe: Recipe, facts: Facts, job: Job, continuing: Continuing) -> It
     nodes = f"{resources.min_nodes}-{resources.max_nodes}" if resources.is_elastic else str(resources.max_nodes)
     yield SbatchFlag(flag="--nodes", value=nodes, key="resources.nodes")
     if resources.is_elastic:
+        # With a number of tasks SLURM would give the least nodes that have room for them; without, all that are free.
         yield SbatchFlag(flag="--no-kill", value="", key="plan")
-    yield SbatchFlag(flag="--ntasks-per-node", value="1", key="plan")
+    else:
+        yield SbatchFlag(flag="--ntasks-per-node", value="1", key="plan")
     yield SbatchFlag(flag="--cpus-per-task", value=str(job.shape.cpus), key=cpus_key)
     in_gres = slurm.gres is not None and "gpu" in slurm.gres
     if job.shape.gpus and not in_gres:

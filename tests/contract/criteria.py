@@ -147,16 +147,16 @@ def assert_bit(run: RunDir, reference: Reference) -> None:
     assert json.loads(run.result.read_text())["weights_sha256"] == reference.weights_sha256
 
 
-def assert_close(run: RunDir, reference: Reference, *, until: int, relative: float = 1e-4) -> None:
-    """Equal up to a step; from there on, where the sums were made in another order, close."""
-    found = losses(run)
-    assert sorted(found) == sorted(reference.losses)
-    assert {step: found[step] for step in found if step <= until} == {
-        step: loss for step, loss in reference.losses.items() if step <= until
-    }
-    assert [found[step] for step in sorted(found)] == pytest.approx(
-        [reference.losses[step] for step in sorted(found)], rel=relative
-    )
+def assert_close(run: RunDir, reference: Reference, *, until: int, near: int = 20, relative: float = 1e-4) -> None:
+    """Equal up to a step. For some steps more, where sums are made in another order, close; later on the difference of
+    a last bit has grown to any size."""
+    found, known = losses(run), reference.losses
+    assert sorted(found) == sorted(known)
+    before = [step for step in sorted(known) if step <= until]
+    assert [found[step] for step in before] == [known[step] for step in before]
+    after = [step for step in sorted(known) if until < step <= until + near]
+    assert after, f"nothing is left to be compared after step {until}"
+    assert [found[step] for step in after] == pytest.approx([known[step] for step in after], rel=relative)
 
 
 def assert_once(run: RunDir, reference: Reference) -> None:

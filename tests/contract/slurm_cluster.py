@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 COMMAND = Path(__file__).parents[2] / "slurm" / "cluster"
@@ -80,3 +81,22 @@ class SlurmCluster:
         """(machine, program) -> pid, as `status` says."""
         lines = [line.split() for line in self.command("status").stdout.splitlines()]
         return {(words[0], words[2]): int(words[4]) for words in lines if words[3:4] == ["pid"]}
+
+
+@contextmanager
+def cut_off(cluster: SlurmCluster, node: str) -> Iterator[None]:
+    """Cut a node off from the network for a while. Afterwards jobs are sent to it again."""
+    cluster.cut(node)
+    try:
+        yield
+    finally:
+        cluster.mend(node)
+        cluster.wait_until(lambda: _takes_jobs(cluster, node), lambda: cluster.run("sinfo", "-N", "-l"))
+
+
+def _takes_jobs(cluster: SlurmCluster, node: str) -> bool:
+    """Of a node that was mended: one that is DOWN for SLURM, which looks for it every other minute, is told so."""
+    state = cluster.run("sinfo", "-h", "-n", node, "-p", "low", "-o", "%T").split()[0]
+    if state.startswith("down"):
+        cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+    return state in ("idle", "mixed")

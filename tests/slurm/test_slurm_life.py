@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from launched import Launch, Launched, Recipe, launch
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, cut_off
 from slurm_launched import OnSlurm, SlurmLaunched
 from tiny import tiny
 
@@ -177,21 +176,6 @@ def test_a_higher_job_and_a_killed_parent_of_an_agent(
     assert ends(run) == [(Cause.PREEMPTED, True), (Cause.NODE_LOST, False)]
     lost = run.happened("allocation_ended")[1]
     assert (lost["node"], lost["host"]) == (1, nodes[1])
-
-
-@contextmanager
-def cut_off(cluster: SlurmCluster, node: str) -> Iterator[None]:
-    cluster.cut(node)
-    try:
-        yield
-    finally:
-        cluster.mend(node)
-        # It is DOWN for SLURM, which looks for it every other minute; whoever has mended it says so.
-        cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
-        cluster.wait_until(
-            lambda: cluster.run("sinfo", "-h", "-n", node, "-p", "low", "-o", "%T").split()[0] in ("idle", "mixed"),
-            lambda: cluster.run("sinfo", "-N", "-l"),
-        )
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["first node", "other node"])
