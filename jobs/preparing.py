@@ -65,5 +65,7 @@ class Saves:
             folder, self.checkpoints, rank=world.rank, attempt=self.job.attempt, on_complete=self._say_complete
         )
 
-    def _say_complete(self, step: int, time_s: float, size_bytes: int) -> None:
-        self.report.event("memory_saved", step=step, time_s=round(time_s, 4), size_bytes=size_bytes)
+    def _say_complete(self, step: int, time_s: float, blocked_s: float, size_bytes: int) -> None:
+        self.report.event(
+            "memory_saved", step=step, time_s=round(time_s, 4), blocked_s=round(blocked_s, 4), size_bytes=size_bytes
+        )

@@ -20,8 +20,8 @@ from jobs.state import TrainingState
 from jobs.storage import Layout, Part
 from jobs.whole import layout_alone, write_whole
 
-Complete = Callable[[int, float, int], None]
-"""Step, seconds that it took, size in bytes."""
+Complete = Callable[[int, float, float, int], None]
+"""Step, seconds in all, seconds that the training was blocked, size in bytes."""
 
 
 class Snapshots:
@@ -62,6 +62,7 @@ class Snapshots:
         forward_changes = {f"model/{name}" for name, _ in state.net.named_buffers()}
         write = partial(self._write, work, layout, text, progress)
         self._background.start(work, layout.parts(tensors), write, at_once=forward_changes, copies=True)
+        work.blocked_s += time.monotonic() - begin_s
         self.blocked_s += time.monotonic() - begin_s
 
     def finish(self) -> None:
@@ -83,9 +84,12 @@ class Snapshots:
             print(f"{name} is not in memory: {error}", flush=True)
             return
         self.count += 1
-        self._on_complete(work.step, work.age_s, size_bytes)
+        self._on_complete(work.step, work.age_s, work.blocked_s, size_bytes)
 
     def _wait(self, wait: Callable[[], object]) -> None:
         begin_s = time.monotonic()
         wait()
-        self.blocked_s += time.monotonic() - begin_s
+        waited_s = time.monotonic() - begin_s
+        self.blocked_s += waited_s
+        if self._work is not None:
+            self._work.blocked_s += waited_s

@@ -62,6 +62,7 @@ def report_text(
     from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, ledger_table, time_table
     from launcher.runs.ledger import devices_of, ledger, total_parts
     from launcher.runs.report import short_id
+    from launcher.runs.saves import saves_text
     from launcher.runs.stalls import stalls_text
     from launcher.runs.times import newest_submission, spans
 
@@ -78,6 +79,7 @@ def report_text(
         stalls_text(events),
         times,
         ledger_table(entries, devices_of(plan)),
+        saves_text(events, total_parts(entries)),
     ]
     return "\n".join(f"{section}\n" for section in sections if section)
 

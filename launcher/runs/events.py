@@ -52,7 +52,8 @@ worker, rank 0:
                       world_size, accumulate} ·
     checkpoint_saved {attempt, step, path, time_s, blocked_s, size_bytes, best}, it is complete on disk: time_s after it
                      was begun, of which the training waited blocked_s · evaluated {attempt, step, time_s} ·
-    save_failed {attempt, step, reason, in_a_row} · memory_saved {attempt, step, time_s, size_bytes}, on node 0 ·
+    save_failed {attempt, step, reason, in_a_row} · memory_saved {attempt, step, time_s, blocked_s,
+                     size_bytes}, on node 0 ·
     step_skipped {attempt, step, reason}, its batch did not change the weights ·
     rolled_back {attempt, step, to_step, reason}, of the steps after to_step up to this one none counts ·
     summary {attempt, step, samples_seen, steps_left_out, world_size, weights_sha256, metrics,
