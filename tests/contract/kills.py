@@ -1,8 +1,8 @@
 """Kills from the inside of a worker, at a step and in a phase that a test has planned.
 
 `HOOKS` runs in every worker before its training. A rank kills itself where the plan says: before its forward, between
-two buckets of gradients (the first one is on its way to the others), before its update, in the middle of it (half of the
-weights are new, and so are half of everybody else's), after it. Every rank notes which steps it has completed.
+two buckets of gradients (the first one is on its way to the others), before its update, in the middle of it (half of
+its weights are new, and so are half of everybody else's), after it. Every rank notes which steps it has completed.
 """
 
 from __future__ import annotations
@@ -73,9 +73,14 @@ def half_of_it(update):
             return update(*lists, **options)
         cut = len(lists[0]) // 2
         update(*(each[:cut] for each in lists), **options)
-        here("half")
-        while not os.path.exists(note(os.environ["LAUNCH_ATTEMPT"])):
+        attempt, ranks = os.environ["LAUNCH_ATTEMPT"], range(int(os.environ["WORLD_SIZE"]))
+        path = os.path.join(os.environ["LAUNCH_RUN_DIR"], f"half-{attempt}-")
+        open(path + os.environ["RANK"], "w").close()
+        while not all(os.path.exists(f"{path}{rank}") for rank in ranks):
             time.sleep(0.001)  # so that the others are in the middle of theirs when this one dies
+        here("half")
+        while not os.path.exists(note(attempt)):
+            time.sleep(0.001)
         update(*(each[cut:] for each in lists), **options)
     return call
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from criteria import recorded
 from kills import BETWEEN, INSIDE, SITECUSTOMIZE, VARIABLE, Kill, completed, environment, has_happened
 from launched import LAUNCH, LIMIT_S, Launch, Launched
 from tiny import tiny
 
-from launcher.runs.metrics import read_metrics
 from launcher.runs.rundir import RunDir
 
 pytestmark = pytest.mark.process
@@ -58,22 +58,13 @@ def plan_kills() -> list[list[Kill]]:
     return plans
 
 
-def losses(run: RunDir) -> dict[int, tuple[str, ...]]:
-    """What was recorded of each step, bit by bit."""
-    names = ("train/loss", "train/lr", "samples_seen", "eval/loss", "eval/accuracy")
-    return {
-        record["step"]: tuple(float(record[name]).hex() for name in names if name in record)
-        for record in read_metrics(run.metrics)
-    }
-
-
 @dataclass(frozen=True)
 class Undisturbed:
     """A run that nobody disturbs."""
 
     recipe_file: Path
     weights_sha256: str
-    losses: dict[int, tuple[str, ...]]
+    recorded: dict[int, tuple[str, ...]]
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +79,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
         argv = [LAUNCH, str(path), "--runs-dir", str(folder), "--json"]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=folder)
     run = RunDir(Path(json.loads(done.stdout.splitlines()[-1])["run_dir"]))
-    assert len(losses(run)) == STEPS
-    return Undisturbed(path, json.loads(run.result.read_text())["weights_sha256"], losses(run))
+    assert len(recorded(run)) == STEPS
+    return Undisturbed(path, json.loads(run.result.read_text())["weights_sha256"], recorded(run))
 
 
 def rescue(launch: Launch, undisturbed: Undisturbed, kills: Sequence[Kill]) -> Launched:
@@ -109,7 +100,7 @@ def check(launched: Launched, undisturbed: Undisturbed, kills: Sequence[Kill]) -
     for attempt, kill in enumerate(kills, 1):
         newest = completed(run.path, attempt, killed=kill.rank, begin=begins[attempt])
         assert begins[attempt + 1] == newest, (attempt, kill)
-    assert losses(run) == undisturbed.losses
+    assert recorded(run) == undisturbed.recorded
     assert launched.result["weights_sha256"] == undisturbed.weights_sha256
 
 
