@@ -79,11 +79,15 @@ class StackTaking:
 
         One that was stopped when it was asked answers when it goes on, however late that is.
         """
-        if rank not in self._asked or self._has_answered(rank):
+        if not self.awaits(rank):
             return False
         self._dumps[rank] = (self._dumps[rank] + lines)[:_MAX_DUMP_BYTES]
         self._grown_s[rank] = time.monotonic()
         return True
+
+    def awaits(self, rank: int) -> bool:
+        """Whether what this worker writes on standard error belongs to its answer, as far as is known."""
+        return rank in self._asked and not self._has_answered(rank)
 
     @property
     def done(self) -> bool:

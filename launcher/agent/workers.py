@@ -284,7 +284,8 @@ class Workers:
                 self._console.write(prefixed(lines, f"{self._node}:{worker.rank}"))
 
         def look(data: bytes) -> None:
-            worker.output_s = time.monotonic()
+            if not (is_stderr and self._stacks is not None and self._stacks.awaits(worker.rank)):
+                worker.output_s = time.monotonic()  # what we have asked for shows no progress
             if self._clock is not None and worker.rank == 0:
                 self._clock.feed(fd, data)
 
