@@ -118,3 +118,24 @@ def test_a_zygote_that_dies_before_it_could_report_is_replaced(launch: Launch, r
     run.let("go")
     assert run.wait() == 0, run.text
     assert run.result["restarts"] == 1
+
+
+def test_a_handler_of_term_that_blocks_costs_nothing_at_a_restart(launch: Launch, recipe: Recipe) -> None:
+    """torchrun asks the survivors to end first, and waits up to 30 s for those that do not."""
+    source = (
+        "import signal, time, toy\n"
+        "def save(*_):\n    toy.mark('asked')\n    dist.barrier()\n    time.sleep(600)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "dist = toy.join()\n"
+        "toy.mark('up')\n"
+        "if toy.ATTEMPT == 1:\n"
+        "    dist.barrier() if toy.RANK else toy.wait_for('never')\n"
+    )
+    run = launch(recipe(source, nproc=3, resume="self"))
+    workers = run.wait_for_marks("up", ranks=3)
+    os.kill(workers[2], signal.SIGKILL)
+    assert run.wait() == 0, run.text
+    (ended,) = run.happened("attempt_ended")
+    started = run.happened("attempt_started")[1]
+    assert started["time"] - ended["time"] < 2.0
+    assert not list(run.run.path.glob("asked.*")), "nobody was asked: the state is not theirs to save any more"

@@ -17,6 +17,8 @@ from launched import LAUNCH, LIMIT_S, Launch, Launched
 from test_process_deaths import agent_of, is_gone
 from tiny import tiny
 
+from launcher.agent.head import SILENCE_S
+from launcher.agent.node import HOLD_S
 from launcher.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.process
@@ -129,6 +131,57 @@ def test_nothing_is_left_in_memory_whoever_is_killed(
     while not is_gone(supervisor["pid"]) or processes_of(run.run_id) or memory_of(run):
         assert time.monotonic() < deadline_s, "something is left"
         time.sleep(0.02)
+
+
+@pytest.mark.long
+def test_a_frozen_head_agent_is_left_by_the_others_and_found_again(
+    launch: Launch, recipe_file: Path, undisturbed: dict[str, Any]
+) -> None:
+    """Both sides of a cut: who does not hear the head agent ends its workers before anybody else may go on."""
+    run = launch(recipe_file, "train.until=1000000 steps")
+    trains(run, 1)
+    head, worker = agent_of(run, 0), worker_of(run, 1, 1)
+    os.kill(head, signal.SIGSTOP)
+    frozen_s = time.monotonic()
+    run.wait_for_event("workers_given_up", node=1)
+    run.until(lambda: is_gone(worker))
+    assert time.monotonic() - frozen_s < SILENCE_S + HOLD_S + 3.0
+    os.kill(head, signal.SIGCONT)
+    trains(run, 2)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.text
+    steps = [record["step"] for record in read_metrics(run.run.metrics)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert [losses(run.run.path)[step] for step in range(1, 10)] == [undisturbed["losses"][n] for n in range(1, 10)]
+
+
+@pytest.mark.long
+def test_of_a_range_of_nodes_the_others_go_on_and_a_node_that_is_back_is_taken_in(
+    launch: Launch, recipe_file: Path, command: Command
+) -> None:
+    run = launch(recipe_file, "--nodes", "1:2", "train.until=1000000 steps", "checkpoint.every=200 steps")
+    trains(run, 1)
+    frozen = agent_of(run, 1)
+    os.kill(frozen, signal.SIGSTOP)
+    alone = run.wait_for_event("scaled")
+    assert (alone["nodes"], alone["missing"]) == ([0], [1])
+    (lost,) = run.happened("node_lost")
+    assert alone["time"] - lost["time"] < 10.0
+    trains(run, 2)
+    os.kill(frozen, signal.SIGCONT)
+    again = run.wait_for_event("scaled", attempt=3)
+    assert again["nodes"] == [0, 1]
+    trains(run, 3)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.text
+    assert run.result["restarts"] == 0
+    sizes = [event["world_size"] for event in run.happened("training_started")]
+    assert sizes == [2, 1, 2]
+    for rescued, started in zip(run.happened("rescued"), run.happened("training_started")[1:], strict=True):
+        assert started["step"] == rescued["step"], "a step that was done was done again"
+    records = read_metrics(run.run.metrics)
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    assert [record["samples_seen"] for record in records][:12] == [16, 32, 48, 64, 80, 90, 106, 122, 138, 154, 170, 180]
 
 
 def test_a_stop_that_a_frozen_worker_cannot_follow_is_followed_by_another_one_for_all(
