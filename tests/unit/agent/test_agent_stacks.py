@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launcher.agent import stacks
+from launcher.agent import stacks, wrapper
+from launcher.agent.stacks import StackTaking
 from launcher.agent.wrapper import STACKS_SIGNAL
 
 
@@ -45,3 +50,85 @@ def test_who_has_no_handler_is_not_asked() -> None:
 
 def test_the_signal_is_a_real_time_one_that_the_c_library_leaves_to_programs() -> None:
     assert signal.SIGRTMIN < STACKS_SIGNAL < signal.SIGRTMAX
+
+
+WORKER = """
+import importlib.util, sys, time
+spec = importlib.util.spec_from_file_location("wrapper", sys.argv[1])
+wrapper = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(wrapper)
+if sys.argv[2] == "answers":
+    wrapper.show_stacks_on_signal()
+def here():
+    print("up", flush=True) or time.sleep(60)
+here()
+"""
+
+
+class Workers:
+    """Processes as an agent has them, each with a pipe for its standard error."""
+
+    def __init__(self, folder: Path) -> None:
+        self._script = folder / "worker.py"
+        self._script.write_text(WORKER)
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, how: str) -> int:
+        """Returns its pid, once it is up."""
+        argv = [sys.executable, str(self._script), wrapper.__file__, how]
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        return process.pid
+
+    def feed(self, taking: StackTaking) -> None:
+        """Hand on what they write, until all is said."""
+        streams = {process.stderr: rank for rank, process in enumerate(self.started)}
+        while not taking.done:
+            for stream in select.select(list(streams), [], [], 0.05)[0]:
+                assert taking.feed(streams[stream], os.read(stream.fileno(), 1 << 16))
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.communicate()
+
+
+def test_who_answers_is_where_it_says(workers: Workers) -> None:
+    taking = StackTaking({0: workers.start("answers")})
+    assert taking.awaits(0)
+    workers.feed(taking)
+    told = taking.result()["0"]
+    assert (told["state"], told["trouble"]) == ("", "")
+    assert [frame[0] for frame in told["frames"]] == ["here"]
+    assert told["line"] == 'print("up", flush=True) or time.sleep(60)'
+    assert not taking.awaits(0)
+    assert not taking.feed(0, b"a line of its own\n")
+
+
+def test_who_is_stopped_is_seen_so_and_its_answer_is_known_when_it_comes_late(workers: Workers) -> None:
+    """Where it stands, py-spy reads in its memory."""
+    pid = workers.start("answers")
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    taking = StackTaking({0: pid})
+    workers.feed(taking)
+    told = taking.result()["0"]
+    assert told["state"] == "T"
+    names = [frame[0] for frame in told["frames"]]
+    assert names == ["here"] or told["trouble"].startswith(("py-spy", "it does not answer"))
+    assert taking.awaits(0), "it answers when it goes on"
+
+
+def test_who_does_not_know_the_signal_is_not_killed_by_it(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "find_pyspy", lambda: None)
+    taking = StackTaking({0: workers.start("knows nothing")})
+    assert taking.done
+    told = taking.result()["0"]
+    assert (told["frames"], told["trouble"]) == ([], "it does not know the signal")
+    assert workers.started[0].poll() is None
