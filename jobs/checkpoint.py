@@ -154,8 +154,12 @@ class Checkpoints:
         write_hashed(probe, "can checkpoints be written here?\n")
         probe.unlink()
 
-    def resume(self, meeting: Meeting, state: TrainingState, group: ProcessGroup | None) -> tuple[Choice, Progress]:
+    def resume(
+        self, meeting: Meeting, state: TrainingState, group: ProcessGroup | None, *, kept: bool = True
+    ) -> tuple[Choice, Progress]:
         """Go on from the newest checkpoint that is complete and verified, on disk or in memory; all ranks together.
+
+        kept: also from what a survivor of another attempt has kept, which an undisturbed training would not have.
 
         The ranks share the verification, which is done while the tensors are read. Removes what dead attempts left
         half-written, and puts aside what is broken. Raises CheckpointError where there are checkpoints and none can be
@@ -164,6 +168,7 @@ class Checkpoints:
         rejected = [Rejected(**remark) for remark in meeting.decide("look for checkpoints", self._clean)]
         names = meeting.decide("list the checkpoints", lambda: named(self.folder))
         in_memory = self._memory.look(meeting) if self._memory else []
+        in_memory = [each for each in in_memory if kept or each.kept_by is None]
         for candidate in _newest_first(names, in_memory):
             if isinstance(candidate, InMemory):
                 assert self._memory is not None

@@ -28,7 +28,7 @@ from jobs import registry
 from jobs.batches import Batches, divide, read_batches
 from jobs.checkpoint import Checkpoints, Choice
 from jobs.data.base import Data, Source
-from jobs.folders import resolve_init
+from jobs.folders import Progress, resolve_init
 from jobs.job import Job, place, read_job, run_id
 from jobs.keeper import Keeper, is_peer_lost
 from jobs.kept import KeptState, is_whole
@@ -158,7 +158,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         bf16=job.train.precision == "bf16",
         calendar=calendar,
         keeper=here.keeper,
-        go_back=lambda name: checkpoints.resume(meeting.again(name), state, group),
+        go_back=lambda name: go_back(checkpoints, meeting.again(name), state, group),
         on_nan=job.recipe.faults.on_nan,
         max_skips=job.recipe.faults.max_skips,
         asynchronous=job.recipe.checkpoint.asynchronous,
@@ -286,6 +286,16 @@ def make_checkpoints(job: Job, run_dir: RunDir, run_id: str, memory: Memory) -> 
         record={"recipe": recipe},
         memory=memory,
     )
+
+
+def go_back(
+    checkpoints: Checkpoints, meeting: Meeting, state: TrainingState, group: dist.ProcessGroup
+) -> tuple[Choice, Progress]:
+    """Restore the newest checkpoint in the middle of a training; the same that an undisturbed one would go back to."""
+    choice, progress = checkpoints.resume(meeting, state, group, kept=False)
+    if choice.name is None:
+        meeting.part("find no checkpoint")  # rank 0, which has the store, ends first with the error that follows
+    return choice, progress
 
 
 def initialise(job: Job, net: nn.Module, meeting: Meeting, group: dist.ProcessGroup) -> None:

@@ -273,10 +273,10 @@ class Trainer:
         last = len(share.micro_batches) - 1
         for index, (inputs, targets) in enumerate(parts.loader.take(len(share.micro_batches))):
             with nullcontext() if index == last else self._no_sync():  # around the forward too, or it has no effect
-                inputs = inputs.to(parts.device, non_blocking=True)
+                here = inputs.to(parts.device, non_blocking=True)
                 parts.marks.rest()  # the strategy may wait for others; the network's own forward is work again
                 with self._precision():
-                    outputs = parts.wrapped(inputs)
+                    outputs = parts.wrapped(here)
                 loss = loss_sum(outputs, targets.to(parts.device, non_blocking=True))
                 total += loss.detach()
                 if index == last:
@@ -321,7 +321,9 @@ class Trainer:
             )
         parts.report.flush()
         self._await_save()
-        with self._changing():
+        if parts.snapshots is not None:
+            parts.snapshots.finish()
+        with self._changing(), parts.marks.during(Phase.SAVE, before.step):
             choice, kept = parts.go_back(f"rollback-{step}")
             if choice.name is None:
                 raise FloatingPointError(
@@ -386,7 +388,7 @@ class Trainer:
         parts = self._parts
         assert parts.evaluation is not None
         parts.report.flush()
-        with self._timed("eval_s") as timer, parts.marks.during(Phase.EVAL, self.progress.step):
+        with self._timed("eval_s") as timer:
             metrics = evaluate(
                 parts.net,
                 parts.evaluation,
@@ -422,7 +424,7 @@ class Trainer:
         if left_out.rollbacks and not left_out.in_a_row(self.progress.step):
             self.progress = dataclasses.replace(self.progress, left_out=dataclasses.replace(left_out, rollbacks=0))
         parts.report.flush()
-        with self._timed("save_s"), parts.marks.during(Phase.SAVE, self.progress.step):
+        with self._timed("save_s"):
             # whoever does not come is missed after `network.timeout`; the save itself may take longer
             self._saved = self._saving.begin(parts.state, self.progress, self._agreement, last=last)
         if last or not parts.asynchronous:
@@ -430,7 +432,7 @@ class Trainer:
 
     def _await_save(self) -> None:
         """Wait, all ranks together, until no save is running. Raises SaveError."""
-        with self._timed("save_s"), self._parts.marks.during(Phase.SAVE, self.progress.step):
+        with self._timed("save_s"):
             failed = self._saving.finish(self._agreement)
         self._saved &= failed != self.progress.step
 
@@ -487,7 +489,8 @@ class Trainer:
     @contextmanager
     def _timed(self, field: str) -> Iterator[Callable[[], float]]:
         begin = time.perf_counter()
-        yield lambda: time.perf_counter() - begin
+        with self._parts.marks.during(Phase.EVAL if field == "eval_s" else Phase.SAVE, self.progress.step):
+            yield lambda: time.perf_counter() - begin
         time_s = time.perf_counter() - begin
         setattr(self.times, field, getattr(self.times, field) + time_s)
         self._rate.pause(time_s)

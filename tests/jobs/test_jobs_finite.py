@@ -125,9 +125,12 @@ def run(start: Start, tmp_path: Path) -> Run:
         leave_out: Collection[int] = (),
         kill_at: int = 0,
         attempt: int = 1,
+        memory: Path | None = None,
     ) -> Ranks:
         lists = {"NAN": nan, "TRAP": trap, "LEAVE_OUT": leave_out}
         env = {**{name: json.dumps(list(each)) for name, each in lists.items()}, "KILL_AT": str(kill_at)}
+        if memory is not None:
+            env["LAUNCH_MEMORY_DIR"] = str(memory)
         return start(
             tmp_path / folder, recipe, ranks=RANKS, attempt=attempt, env=env, load=[str(tmp_path / "setting.py")]
         )
@@ -179,7 +182,7 @@ def test_a_resumed_run_skips_what_it_would_have_skipped(run: Run) -> None:
     bad = steps_with(nan)
     whole = run("whole", spoiled("skip"), nan=nan)
     assert whole.wait() == [0] * RANKS, whole.log()
-    for kill_at in (7, 8, 12):  # at the bad step, after it and before it is saved, after that
+    for kill_at in (8, 12):  # after the bad step and before it is saved; after that
         folder = f"killed-{kill_at}"
         killed = run(folder, spoiled("skip"), nan=nan, kill_at=kill_at)
         assert 0 not in killed.wait()
@@ -237,7 +240,7 @@ def test_a_rollback_goes_on_from_the_checkpoint_without_the_batches_since(run: R
     gone = [step for last, kept in back for step in range(kept + 1, last + 1)]
     without = run("without", spoiled("stop"), leave_out=gone)
     assert without.wait() == [0] * RANKS, without.log()
-    for kill_at in (0, 9, 12):  # never; between the rollback and the next save; after that
+    for kill_at in (0, 9):  # never; between the rollback and the next save
         folder = f"killed-{kill_at}"
         ranks = run(folder, spoiled("rollback"), nan=nan, kill_at=kill_at)
         codes = ranks.wait()
@@ -256,6 +259,21 @@ def test_a_rollback_goes_on_from_the_checkpoint_without_the_batches_since(run: R
     assert "rolled back to step-5; the batches of steps 6 to 8 are left out" in (
         (ranks.run_dir / "attempt-1-rank-0.log").read_text()
     )
+
+
+def test_a_rollback_goes_back_to_a_snapshot_in_memory_where_that_is_newer(run: Run, tmp_path: Path) -> None:
+    nan = [sample(8, rank=1)]
+    back = rolled_back(steps_with(nan), every=2)
+    gone = [step for last, kept in back for step in range(kept + 1, last + 1)]
+    recipe = spoiled("rollback", every="10 steps")
+    recipe["checkpoint"]["memory_every"] = "2 steps"
+    (tmp_path / "memory").mkdir()
+    without = run("without", spoiled("stop"), leave_out=gone)
+    ranks = run("run", recipe, nan=nan, memory=tmp_path / "memory")
+    assert without.wait() == [0] * RANKS, without.log()
+    assert ranks.wait() == [0] * RANKS, ranks.log()
+    assert {(event["step"], event["to_step"]) for event in events(ranks, "rolled_back")} == set(back)
+    assert ranks.weights == without.weights
 
 
 def test_a_rollback_needs_a_checkpoint_and_ends_somewhere(run: Run) -> None:
