@@ -532,7 +532,7 @@ class Head:
 
     def _begin_rescue(self, afterwards: Finish | Leave | None) -> list[Effect]:
         self.phase, self._deadline_s, self._afterwards = Phase.RESCUING, None, afterwards
-        self._rescue = Rescue(attempt=self.attempt, began_s=self.now_s, to_disk=afterwards is not None)
+        self._rescue = Rescue(attempt=self.attempt, began_s=self.now_s)
         nodes = {index: self.members.nodes[index] for index in self.members.attempt}
         joined = [index for index, node in nodes.items() if node.joined]
         returning = {index: node.heard_at_s for index, node in nodes.items() if not node.joined}
@@ -540,6 +540,8 @@ class Head:
 
     def _go_on_rescuing(self) -> list[Effect]:
         assert self._rescue is not None
+        # Memory goes with the processes of the run. It may end, or be requeued, if nodes do not come back.
+        self._rescue.to_disk = self._afterwards is not None or not self.members.enough
         effects: list[Effect] = [*self._rescue.advance(self.now_s)]
         late = self._afterwards is not None and self.now_s >= self._save_until_s
         if not self._rescue.over and not late:

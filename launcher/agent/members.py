@@ -78,6 +78,12 @@ class Members:
         """Hosts of those that can come and are not ready, by node."""
         return {index: self.nodes[index].host for index in self.expected() if not self.nodes[index].ready}
 
+    @property
+    def enough(self) -> bool:
+        """Whether as many are there as an attempt needs, ready or not."""
+        there = [index for index in self.expected() if self.nodes[index].joined]
+        return 0 in there and len(there) >= (len(self.nodes) if self.minimum is None else self.minimum)
+
     def to_start(self, now_s: float, *, waited_s: float, first: bool) -> tuple[int, ...] | None:
         """The nodes with which an attempt may start now; None: not yet.
 

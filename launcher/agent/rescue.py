@@ -29,7 +29,7 @@ class Rescue:
     attempt: int
     began_s: float
     to_disk: bool = False
-    """What is kept shall outlive the run's processes: there is no next attempt of this one."""
+    """What is kept shall outlive the processes of the run, which may not start another attempt. Set it at any time."""
     step: int | None = None
     """The one that was kept."""
     kept_by: int | None = None
@@ -41,6 +41,8 @@ class Rescue:
     """Step and node by rank, of those that have not been asked."""
     _keeping: tuple[int, int, int] | None = None
     """Rank, step and node of the one that was asked."""
+    _on_disk: bool = False
+    """Where it keeps it."""
     _keep_until_s: float = 0.0
     _problems: list[str] = field(default_factory=list)
 
@@ -115,12 +117,13 @@ class Rescue:
         rank = min(self._held, key=lambda rank: (-self._held[rank][0], rank))
         step, node = self._held.pop(rank)
         self._keeping, self._keep_until_s = (rank, step, node), now_s + KEEP_S
+        self._on_disk = self.to_disk
         order = {"type": "keep", "attempt": self.attempt, "rank": rank}
-        return [Send({**order, "to_disk": True} if self.to_disk else order, node)]
+        return [Send({**order, "to_disk": True} if self._on_disk else order, node)]
 
     def _kept(self, rank: int, step: int, node: int, *, took_s: float) -> list[Send | Record]:
         rescued = self._end("rescued", {"step": step, "node": node, "rank": rank, "time_s": took_s})
-        if not self.to_disk:
+        if not self._on_disk:
             return rescued
         saved = {"step": step, "path": f"checkpoints/step-{step}", "time_s": took_s, "best": False}
         return [*rescued, Record("checkpoint_saved", {"attempt": self.attempt, **saved})]

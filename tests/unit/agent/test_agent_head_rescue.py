@@ -136,6 +136,24 @@ class TestNodes:
         assert sent(head.joined(1, "n1", holds=1)) == [("report", 1)]
         assert sent(head.holds(1, 1, {1: 8})) == [("keep", 1)]
 
+    def test_while_a_node_is_missing_it_is_kept_where_it_outlives_the_run(self) -> None:
+        """The node may not come back, and what is in memory ends with the allocation."""
+        head = rescuing_run()
+        head.lost(1, "closed")
+        head.holds(0, 1, {0: 7})
+        (keep,) = at(head, RETURN_S, 0)
+        assert keep == Send({"type": "keep", "attempt": 1, "rank": 0, "to_disk": True}, 0)
+        effects = head.kept(1, 0, None)
+        assert recorded(effects) == ["rescued", "checkpoint_saved"]
+        assert head.phase is Phase.JOINING
+
+    def test_where_fewer_nodes_are_enough_memory_is(self) -> None:
+        head = rescuing_run(min_nodes=1)
+        head.lost(1, "closed")
+        head.holds(0, 1, {0: 7})
+        (keep,) = at(head, RETURN_S, 0)
+        assert keep == Send({"type": "keep", "attempt": 1, "rank": 0}, 0)
+
     def test_workers_of_an_attempt_that_is_over_are_ended(self) -> None:
         head = rescuing_run()
         killed(head)

@@ -77,3 +77,11 @@ def test_a_pause_of_our_own_is_nobodys_silence() -> None:
     members.nodes[0].heard_at_s = 90.0
     members.frozen(30.0)
     assert members.nodes[0].heard_at_s == 120.0
+
+
+def test_enough_are_there_when_the_next_attempt_could_begin() -> None:
+    assert some([0, 1], joined=(2, 3)).enough
+    assert not some([0, 1], joined=(2,)).enough
+    assert some([0], joined=(2,), minimum=2).enough
+    assert not some([0], minimum=2).enough
+    assert not some([1, 2], minimum=1).enough, "without the head agent's node"
