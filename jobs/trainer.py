@@ -37,6 +37,13 @@ from launcher.runs.clock import Phase
 _ADVICE = "try a lower train.optimizer.lr or a longer train.schedule.warmup"
 
 
+def _not_finite(text: str, step: int) -> FloatingPointError:
+    """The end of a training whose numbers are not finite in a step, which is not complete."""
+    error = FloatingPointError(text)
+    error.launch_step = step  # type: ignore[attr-defined]
+    return error
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calendar:
     """At which steps what is done; steps are counted from 1, None = only at the end."""
@@ -52,6 +59,10 @@ class Calendar:
     def is_due(self, every: int | None, step: int) -> bool:
         """Whether something that is done every so many steps, and at the end, is done after this one."""
         return step == self.total_steps or (every is not None and step > 0 and step % every == 0)
+
+    def last_due(self, every: int | None, step: int) -> int:
+        """The last step up to this one after which it was due; 0: none yet."""
+        return 0 if every is None else step - step % every
 
 
 @dataclass(kw_only=True)
@@ -116,7 +127,7 @@ class Parts:
 class Trainer:
     """One attempt at a training, from where it stands to its end or to a stop."""
 
-    def __init__(self, parts: Parts, progress: Progress, *, saved: bool) -> None:
+    def __init__(self, parts: Parts, progress: Progress, *, saved: bool, owes_save: bool = False) -> None:
         self.progress = progress
         self.times = Times()
         self.samples_trained = 0
@@ -132,6 +143,8 @@ class Trainer:
         self._agreement = Agreement(parts.stop, parts.report.written, has_trouble=lambda: self._saving.has_trouble)
         self._saved = saved
         """Whether the state of this moment is on disk."""
+        self._owes_save = owes_save
+        """Whether the last save that was due is not on disk, since the attempt that began it has died."""
         self._buffers = KeptBuffers(parts.net) if parts.on_nan == "skip" else None
         self._shared = SharedBuffers(parts.net, ranks=parts.world.size)
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
@@ -168,7 +181,7 @@ class Trainer:
             self._train(stop=stop)
         except Exception as error:
             # The step it was in: who reads the error file wants to know whether the next attempt fails there again.
-            error.launch_step = self.progress.step  # type: ignore[attr-defined]
+            error.launch_step = getattr(error, "launch_step", self.progress.step)  # type: ignore[attr-defined]
             if not is_peer_lost(error):
                 self._saving.let_end()
             raise
@@ -212,7 +225,8 @@ class Trainer:
         """Between two steps: what is due. Returns False where a stop was agreed on."""
         step, calendar = self.progress.step, self._calendar
         wants_eval = self._parts.evaluation is not None and calendar.is_due(calendar.eval_every, step)
-        wants_save = calendar.is_due(calendar.save_every, step)
+        wants_save = calendar.is_due(calendar.save_every, step) or self._owes_save
+        self._owes_save = False
         if self._agreement.trouble:
             self._settle_save()
         if wants_save:
@@ -293,15 +307,14 @@ class Trainer:
         step, seen = before.step + 1, before.samples_seen + share.global_count
         place = f"{problem} at step {step} (samples_seen {seen})"
         if parts.on_nan == "stop":
-            raise FloatingPointError(f"{place}; {_ADVICE}")
+            raise _not_finite(f"{place}; {_ADVICE}", step)
         if parts.on_nan == "rollback":
             self._roll_back(place, problem, step, seen)
             return
         left_out = before.left_out.with_steps(step, step)
         if left_out.in_a_row(step) > parts.max_skips:
-            raise FloatingPointError(
-                f"{place}, after {parts.max_skips} that were skipped in a row (faults.max_skips); {_ADVICE}"
-            )
+            skipped = f"after {parts.max_skips} that were skipped in a row (faults.max_skips)"
+            raise _not_finite(f"{place}, {skipped}; {_ADVICE}", step)
         assert self._buffers is not None
         with self._changing():
             self._buffers.restore()
@@ -316,9 +329,8 @@ class Trainer:
         parts, before = self._parts, self.progress
         rollbacks = before.left_out.rollbacks + 1
         if rollbacks > parts.max_skips:
-            raise FloatingPointError(
-                f"{place}, after {parts.max_skips} rollbacks without a new checkpoint (faults.max_skips); {_ADVICE}"
-            )
+            rolled_back = f"after {parts.max_skips} rollbacks without a new checkpoint (faults.max_skips)"
+            raise _not_finite(f"{place}, {rolled_back}; {_ADVICE}", step)
         parts.report.flush()
         self._await_save()
         if parts.snapshots is not None:
@@ -326,9 +338,8 @@ class Trainer:
         with self._changing(), parts.marks.during(Phase.SAVE, before.step):
             choice, kept = parts.go_back(f"rollback-{step}")
             if choice.name is None:
-                raise FloatingPointError(
-                    f"{place}; there is no checkpoint to roll back to yet (checkpoint.every); {_ADVICE}"
-                )
+                none = "there is no checkpoint to roll back to yet (checkpoint.every)"
+                raise _not_finite(f"{place}; {none}; {_ADVICE}", step)
             left_out = dataclasses.replace(kept.left_out.with_steps(kept.step + 1, step), rollbacks=rollbacks)
             self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
             self._saved = False
@@ -454,7 +465,7 @@ class Trainer:
         self._parts.report.flush()
         if self._parts.snapshots is not None:
             with self._timed("save_s"):
-                self._parts.snapshots.begin(self._parts.state, self.progress)
+                self._parts.snapshots.begin(self._parts.state, self.progress, self._parts.report.unwritten())
 
     def _say_saved(self, saved: Saved, step: int, time_s: float, blocked_s: float) -> None:
         """On rank 0, in the thread of the save: it is complete."""
