@@ -10,7 +10,7 @@ from launcher.errors import ExitCode
 from launcher.runs.report import exit_text, failure_page, newest_saved, total_time_s
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
-from launcher.wording import duration
+from launcher.wording import count, duration
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
@@ -91,6 +91,8 @@ def _progress(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
     parts = []
     if record.step is not None:
         parts.append(f"{record.step}/{record.total_steps} steps" if record.total_steps else f"{record.step} steps")
+    if left_out := result.get("steps_left_out"):
+        parts.append(f"{count(left_out, 'step')} left out (faults.on_nan)")
     if result.get("samples_per_s"):
         parts.append(f"{result['samples_per_s']:,.0f} samples/s")
     parts += [f"{name} {value:.3g}" for name, value in _evaluation(record, plan)]

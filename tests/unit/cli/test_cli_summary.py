@@ -118,3 +118,11 @@ def test_the_live_line() -> None:
     assert status_line("r", "RUNNING", lines, 632) == "r  RUNNING  120/632 steps  5,120 samples/s  eta 13 s"
     assert status_line("r", "STARTING", [], None) == "r  STARTING"
     assert status_line("r", "RUNNING", lines[:1], None) == "r  RUNNING  step 20"
+
+
+def test_steps_that_were_left_out_are_in_the_final_words() -> None:
+    record = fold(EVENTS, GONE, RESULT)
+    plan = values.plan(RUNS)
+    text = final_block(record, {**RESULT, "steps_left_out": 3}, plan, cwd=Path("/home/ada"))
+    assert "632/632 steps   3 steps left out (faults.on_nan)   4,050 samples/s" in text
+    assert "left out" not in final_block(record, {**RESULT, "steps_left_out": 0}, plan, cwd=Path("/home/ada"))
