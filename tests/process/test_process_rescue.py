@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
 
+import criteria
 import pytest
-from launched import LAUNCH, LIMIT_S, Launch, Launched
+from criteria import Reference
+from launched import LIMIT_S, Launch, Launched
 from test_process_deaths import agent_of, is_gone
 from tiny import tiny
 
@@ -23,9 +24,11 @@ from launcher.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.process
 
-STEPS = 1000
+STEPS = 150
+STEP_S = 0.02
+"""How long a step takes at least, so that there is time to kill somebody."""
 RECIPE = tiny(
-    train={"until": f"{STEPS} steps", "eval_every": "1000 epochs"},
+    train={"until": f"{STEPS} steps", "eval_every": "50 steps"},
     checkpoint={"every": "100000 steps"},
     resources={"nodes": 2, "nproc_per_node": 1, "threads": 1},
     faults={"max_restarts": 10},
@@ -43,19 +46,15 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(recipe_file: Path) -> dict[str, Any]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """What a run that nobody disturbs ends with."""
-    argv = [LAUNCH, str(recipe_file), "--runs-dir", str(recipe_file.parent), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True, cwd=recipe_file.parent)
-    run_dir = Path(json.loads(done.stdout.splitlines()[-1])["run_dir"])
-    return {**json.loads((run_dir / "result.json").read_text()), "losses": losses(run_dir)}
+    return criteria.undisturbed(tmp_path_factory.mktemp("reference"), RECIPE, nodes=2)
 
 
-def losses(run_dir: Path) -> dict[int, str]:
-    """By step, bit by bit; each step once."""
-    records = [record for record in read_metrics(run_dir / "metrics.jsonl") if "train/loss" in record]
-    assert len({record["step"] for record in records}) == len(records)
-    return {record["step"]: float(record["train/loss"]).hex() for record in records}
+@pytest.fixture(autouse=True)
+def _slow_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**criteria.install(tmp_path), "TEST_STEP_S": str(STEP_S)}.items():
+        monkeypatch.setenv(name, value)
 
 
 def worker_of(run: Launched, rank: int, attempt: int) -> int:
@@ -68,7 +67,7 @@ def trains(run: Launched, attempt: int) -> int:
 
     def newest() -> int:
         steps = [record["step"] for record in read_metrics(run.run.metrics) if record["attempt"] == attempt]
-        return max(steps) if len(steps) > 5 else 0
+        return max(steps) if len(steps) > 3 else 0
 
     step: int = run.until(lambda: run.run.metrics.exists() and newest())
     return step
@@ -80,7 +79,7 @@ def memory_of(run: Launched) -> list[Path]:
 
 
 def test_agents_the_head_agent_and_a_worker_are_killed_and_no_step_is_lost(
-    launch: Launch, recipe_file: Path, undisturbed: dict[str, Any], processes_of: ProcessesOf
+    launch: Launch, recipe_file: Path, reference: Reference, processes_of: ProcessesOf
 ) -> None:
     run = launch(recipe_file)
     kills: list[Callable[[int], int]] = [
@@ -98,8 +97,9 @@ def test_agents_the_head_agent_and_a_worker_are_killed_and_no_step_is_lost(
         assert again["step"] == rescued["step"], "a step that was done was done again"
     assert run.wait() == 0, run.text
     assert run.result["attempts"] == 5
-    assert run.result["weights_sha256"] == undisturbed["weights_sha256"]
-    assert losses(run.run.path) == undisturbed["losses"]
+    assert run.result["weights_sha256"] == reference.weights_sha256
+    assert criteria.recorded(run.run) == reference.recorded
+    assert criteria.made_twice(run.run) == []
     assert processes_of(run.run_id) == []
     assert memory_of(run) == []
 
@@ -135,7 +135,7 @@ def test_nothing_is_left_in_memory_whoever_is_killed(
 
 @pytest.mark.long
 def test_a_frozen_head_agent_is_left_by_the_others_and_found_again(
-    launch: Launch, recipe_file: Path, undisturbed: dict[str, Any]
+    launch: Launch, recipe_file: Path, reference: Reference
 ) -> None:
     """Both sides of a cut: who does not hear the head agent ends its workers before anybody else may go on."""
     run = launch(recipe_file, "train.until=1000000 steps")
@@ -152,14 +152,16 @@ def test_a_frozen_head_agent_is_left_by_the_others_and_found_again(
     assert run.wait() == 75, run.text
     steps = [record["step"] for record in read_metrics(run.run.metrics)]
     assert steps == list(range(1, len(steps) + 1))
-    assert [losses(run.run.path)[step] for step in range(1, 10)] == [undisturbed["losses"][n] for n in range(1, 10)]
+    recorded = criteria.recorded(run.run)
+    both = recorded.keys() & reference.recorded.keys()
+    assert {step: recorded[step] for step in both} == {step: reference.recorded[step] for step in both}
 
 
 @pytest.mark.long
 def test_of_a_range_of_nodes_the_others_go_on_and_a_node_that_is_back_is_taken_in(
     launch: Launch, recipe_file: Path, command: Command
 ) -> None:
-    run = launch(recipe_file, "--nodes", "1:2", "train.until=1000000 steps", "checkpoint.every=200 steps")
+    run = launch(recipe_file, "--nodes", "1:2", "train.until=1000000 steps", "checkpoint.every=20 steps")
     trains(run, 1)
     frozen = agent_of(run, 1)
     os.kill(frozen, signal.SIGSTOP)
@@ -185,7 +187,7 @@ def test_of_a_range_of_nodes_the_others_go_on_and_a_node_that_is_back_is_taken_i
 
 
 def test_a_stop_that_a_frozen_worker_cannot_follow_is_followed_by_another_one_for_all(
-    launch: Launch, recipe_file: Path, undisturbed: dict[str, Any], command: Command
+    launch: Launch, recipe_file: Path, reference: Reference, command: Command
 ) -> None:
     run = launch(recipe_file, "faults.grace=4s")
     trains(run, 1)
@@ -198,5 +200,6 @@ def test_a_stop_that_a_frozen_worker_cannot_follow_is_followed_by_another_one_fo
     assert is_gone(frozen)
     resumed = command("resume", run.run_id)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert run.result["weights_sha256"] == undisturbed["weights_sha256"]
-    assert losses(run.run.path) == undisturbed["losses"]
+    assert run.result["weights_sha256"] == reference.weights_sha256
+    assert criteria.recorded(run.run) == reference.recorded
+    assert criteria.made_twice(run.run) == []
