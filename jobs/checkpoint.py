@@ -92,15 +92,21 @@ class Choice:
     """Newer ones that are not used."""
     memory: InMemory | None = None
     """Where it is, if it is not on the disk."""
+    newest_on_disk: int = field(default=0, compare=False)
+    """The step of the newest checkpoint there; 0: there is none."""
     state: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Its state.json."""
 
     @classmethod
-    def of(cls, chosen: str | InMemory, rejected: Sequence[Rejected], state: Mapping[str, Any]) -> Choice:
-        """This one, with what its state.json says."""
+    def of(
+        cls, chosen: str | InMemory, rejected: Sequence[Rejected], names: Sequence[str], state: Mapping[str, Any]
+    ) -> Choice:
+        """This one, with what its state.json says. `names`: what there is on the disk."""
         memory = chosen if isinstance(chosen, InMemory) else None
         name = chosen.name if isinstance(chosen, InMemory) else chosen
-        return cls(name=name, rejected=tuple(rejected), memory=memory, state=state)
+        of_use = set(names) - {other.name for other in rejected}
+        newest = max(map(step_of, of_use), default=0)
+        return cls(name=name, rejected=tuple(rejected), memory=memory, newest_on_disk=newest, state=state)
 
     def sentence(self) -> str:
         """For people: `resumes from step-300; step-400 is broken: ...`."""
@@ -180,7 +186,7 @@ class Checkpoints:
                 meeting.decide("tidy the checkpoints", partial(self._tidy, candidate, broken))
                 if self._memory:
                     self._memory.remove(of_no_use(in_memory, candidate, [other.name for other in rejected]))
-                return Choice.of(candidate, rejected, found.state), progress_from(found.state, found.metrics)
+                return Choice.of(candidate, rejected, names, found.state), progress_from(found.state, found.metrics)
             name = candidate.full_name if isinstance(candidate, InMemory) else candidate
             rejected.append(Rejected(name=name, problem=problem))
         if names:

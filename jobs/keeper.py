@@ -17,7 +17,9 @@ what it is, also while a forward is running, but for buffers (batch norm), which
 
 On CUDA the same holds once the device has done what it was told: `changing` waits for that, before it begins (the
 gradients have come) and before it says that the step is complete. Collectives of NCCL are aborted, where connections of
-gloo are shut. Both are written from the documents: they were never run on a GPU.
+gloo are shut. Nobody else may abort them: an update with half of its gradients would look complete. So torch's own
+handling of such errors is off; the agent sees whoever dies or stands still. All this is written from torch's documents
+and sources: it was never run on a GPU.
 """
 
 from __future__ import annotations
@@ -80,6 +82,8 @@ class Keeper:
         if not fd.isdigit():
             return None
         os.set_inheritable(int(fd), False)
+        if device.type == "cuda":
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # before there is a group, which reads it
         keeper = cls(socket.socket(fileno=int(fd)), sockets, device)
         threading.Thread(target=keeper._serve, name="keeper", daemon=True).start()
         return keeper
@@ -102,10 +106,10 @@ class Keeper:
         What raises inside leaves nothing that could be kept.
         """
         with self._lock:
-            if self._over:
+            self._wait_for_device()
+            if self._over:  # asked after the wait: what ends it may be our own abort, and the gradients are wrong then
                 raise AttemptOverError("the agent has ended this attempt")
             self._step = None
-            self._wait_for_device()
             yield
             self._wait_for_device()
             if self._held is not None:

@@ -3,7 +3,7 @@
 Parameters and optimizer are the training's own memory: they change only where `Keeper.changing` is held. Buffers change
 in every forward, so they are copied at each boundary. Random draws and the order of the data are functions of the
 progress (`jobs.sampler`). What is left are the lines of the metrics that rank 0 may not have brought to the file: they
-go into state.json, `kept: {rank, node, lines}`.
+go into state.json, `lines`, beside `kept: {rank, node}`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -84,8 +83,8 @@ class KeptState:
         live = self._state.tensors()
         tensors = {key: buffers.get(key, tensor) for key, tensor in live.items()}
         layout = layout_alone(tensors, self._rank)
-        kept: dict[str, Any] = {"rank": self._rank, "node": self._node, "lines": self._report.unwritten()}
-        text = self._checkpoints.describe(self._state, self._noted, kept=kept)
+        kept = {"rank": self._rank, "node": self._node}
+        text = self._checkpoints.describe(self._state, self._noted, kept=kept, lines=self._report.unwritten())
         write_whole(
             folder,
             name,

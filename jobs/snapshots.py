@@ -19,6 +19,7 @@ from jobs.folders import Progress, named
 from jobs.state import TrainingState
 from jobs.storage import Layout, Part
 from jobs.whole import layout_alone, write_whole
+from launcher.runs.metrics import Record
 
 Complete = Callable[[int, float, float, int], None]
 """Step, seconds in all, seconds that the training was blocked, size in bytes."""
@@ -50,14 +51,17 @@ class Snapshots:
         if self._work is not None:
             self._wait(self._work.copied.wait)
 
-    def begin(self, state: TrainingState, progress: Progress) -> None:
-        """Begin to write the state as it is now; the one before is awaited."""
+    def begin(self, state: TrainingState, progress: Progress, lines: Sequence[Record] = ()) -> None:
+        """Begin to write the state as it is now; the one before is awaited.
+
+        lines: of the metrics, which may not be in the file yet.
+        """
         self.finish()
         begin_s = time.monotonic()
         tensors = state.tensors()
         if self._layout is None or not self._layout.fits(tensors):
             self._layout = layout_alone(tensors, self._rank)
-        layout, text = self._layout, self._checkpoints.describe(state, progress)
+        layout, text = self._layout, self._checkpoints.describe(state, progress, lines=list(lines))
         self._work = work = Work(step=progress.step)
         forward_changes = {f"model/{name}" for name, _ in state.net.named_buffers()}
         write = partial(self._write, work, layout, text, progress)

@@ -138,7 +138,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         rank=world.rank,
         attempt=job.attempt,
         resumed_from=progress.step,
-        kept=choice.state.get("kept", {}).get("lines", ()),
+        kept=choice.state.get("lines", ()),
     )
     saves = Saves(job=job, meeting=meeting, checkpoints=checkpoints, state=state, report=report)
     parts = Parts(
@@ -167,9 +167,8 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         on_saved=nothing if here.keeper is None else here.keeper.saved,
     )
     marks.watch_forward(net)
-    is_on_disk = choice.name is not None and choice.memory is None
-    trainer = Trainer(parts, progress, saved=is_on_disk)
-    already_complete = trainer.finished and is_on_disk
+    trainer = make_trainer(parts, progress, choice)
+    already_complete = trainer.is_complete
     stopped = trainer.meet()
     keep_state(parts, trainer, attempt=job.attempt)  # now that rank 0 has written down what came with the state
     say_start(job, parts, trainer, choice, batches.changes(before))
@@ -192,6 +191,13 @@ def end_tracking(tracking: Tracking | None, job: Job, *, finished: bool) -> None
     """Let the copies of the metrics be completed, for as long as there is time."""
     if tracking is not None:
         tracking.finish(exit_code=0, limit_s=patience_s(None if finished else job.grace_s))
+
+
+def make_trainer(parts: Parts, progress: Progress, choice: Choice) -> Trainer:
+    """It goes on from there. What is in memory only is not saved, nor is what an attempt has died over saving."""
+    is_on_disk = choice.name is not None and choice.memory is None
+    owes_save = choice.newest_on_disk < parts.calendar.last_due(parts.calendar.save_every, progress.step)
+    return Trainer(parts, progress, saved=is_on_disk, owes_save=owes_save)
 
 
 def keep_state(parts: Parts, trainer: Trainer, *, attempt: int) -> None:

@@ -167,6 +167,11 @@ class Trainer:
         evaluated = self.progress.metrics is not None or self._parts.evaluation is None
         return self.progress.step >= self._calendar.total_steps and evaluated
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do, and the end is on disk."""
+        return self.finished and self._saved
+
     def meet(self) -> bool:
         """Wait for all ranks. Returns whether one of them was told to stop."""
         return self._agreement.now().stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,11 @@ from jobs.registry import model
 def normed():
     hidden = [layer for _ in range(2) for layer in (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1))]
     return nn.Sequential(nn.Linear(20, 16), *hidden, nn.Linear(16, 4))
+"""
+NEVER_SAVED = """
+import threading
+import jobs.checkpoint
+jobs.checkpoint.Checkpoints.write = lambda *_, **__: threading.Event().wait()
 """
 STEPS = 24
 
@@ -199,6 +204,20 @@ def test_what_is_newer_on_disk_wins_and_memory_is_given_back_with_the_next_save(
     assert "resumes from step-11, kept in the memory of node 0 (rank 0)" in again.log()
     assert complete(again.run_dir / "checkpoints") == ["step-20", "step-24"]
     assert [list(setting.memory(node).iterdir()) for node in (0, 2)] == [[], []]
+
+
+def test_a_save_that_was_due_and_died_with_its_attempt_is_made_up_for(setting: Setting) -> None:
+    (setting.folder / "never.py").write_text(NEVER_SAVED)
+    first = replace(setting, load=[*setting.load, str(setting.folder / "never.py")])
+    killed = first.run(normed(3, every="10 steps"), 3, kill=Kill(13, "half", 1))
+    assert setting.agent.report([0, 2]) == {0: 13, 2: 13}
+    assert setting.agent.keep(2, setting.memory(2)) == {"kept": "step-13"}
+    killed.signal(signal.SIGKILL, 0, 2)
+    killed.wait()
+    assert complete(killed.run_dir / "checkpoints") == []
+    again = setting.run(normed(3, every="10 steps"), 3, attempt=2)
+    assert again.wait() == [0, 0, 0], again.log()
+    assert complete(again.run_dir / "checkpoints") == ["step-13", "step-20", "step-24"]
 
 
 def test_a_state_in_memory_goes_on_with_fewer_ranks(setting: Setting) -> None:

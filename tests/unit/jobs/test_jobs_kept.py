@@ -21,6 +21,7 @@ from jobs.memory import InMemory, Memory, of_no_use, spread
 from jobs.optim import adamw
 from jobs.report import Reporter
 from jobs.state import TrainingState
+from jobs.trainer import Calendar
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World
 from launcher.runs.rundir import RunDir
@@ -104,9 +105,9 @@ def test_what_rank_0_may_not_have_written_goes_with_the_state(tmp_path: Path) ->
         training.step()
     training.report.forget(2)
     training.kept.write(training.memory)
-    kept = read_state(training.memory / "step-4")["kept"]
-    assert (kept["rank"], kept["node"]) == (2, 1)
-    assert [(line["attempt"], line["step"], line["train/loss"]) for line in kept["lines"]] == [
+    state = read_state(training.memory / "step-4")
+    assert state["kept"] == {"rank": 2, "node": 1}
+    assert [(line["attempt"], line["step"], line["train/loss"]) for line in state["lines"]] == [
         (1, 3, 1 / 3),
         (1, 4, 0.25),
     ]
@@ -173,6 +174,29 @@ def test_the_newest_of_memory_and_disk_is_gone_on_from(tmp_path: Path) -> None:
     _, said, step = resume(training)
     assert (said, step) == ("resumes from step-3", 3)
     assert not list(training.memory.iterdir())
+
+
+def test_what_the_disk_has_is_known_where_memory_has_more(tmp_path: Path) -> None:
+    """A save that was due and is not there is made up for."""
+    training = Training(tmp_path)
+    training.step()
+    training.checkpoints.save(training.state, training.progress, None)
+    training.step()
+    training.kept.write(training.memory)
+    world = World(rank=0, size=1, local_rank=0, local_size=1)
+    store = Checkpoints(
+        training.checkpoints.folder,
+        run_id="run-a",
+        attempt=2,
+        keep=3,
+        best=None,
+        memory=Memory(training.memory, world, run_id="run-a"),
+    )
+    choice, _ = store.resume(Meeting(dist.HashStore(), world), new(), None)
+    assert (choice.name, choice.newest_on_disk) == ("step-2", 1)
+    calendar = Calendar(total_steps=9, steps_per_epoch=3, log_every=1, eval_every=None, save_every=2)
+    assert [calendar.last_due(calendar.save_every, step) for step in range(6)] == [0, 0, 2, 2, 4, 4]
+    assert calendar.last_due(None, 5) == 0
 
 
 def test_of_the_same_step_the_disk_has_it(tmp_path: Path) -> None:
