@@ -48,8 +48,9 @@ script, rank 0, by launch_client:
 adapter, rank 0 of a script with `resume: lightning` or `hf`:
     checkpoint_saved {attempt, step, path, size_bytes, training, files, sha256}
 worker, rank 0:
-    training_started {attempt, step, resumed_from, rejected: [{name, problem}], init_from, total_steps, steps_per_epoch,
-                      world_size, accumulate} ·
+    training_started {attempt, step, resumed_from, memory: {node, rank}, rejected: [{name, problem}], init_from,
+                      total_steps, steps_per_epoch, world_size, accumulate}, memory: where the state was, if not on the
+                      disk, and which rank had kept it (null: a snapshot) ·
     checkpoint_saved {attempt, step, path, time_s, blocked_s, size_bytes, best}, it is complete on disk: time_s after it
                      was begun, of which the training waited blocked_s · evaluated {attempt, step, time_s} ·
     save_failed {attempt, step, reason, in_a_row} · memory_saved {attempt, step, time_s, blocked_s,
