@@ -27,6 +27,7 @@ from launcher.agent.members import Members, listed
 from launcher.agent.patience import Limits
 from launcher.agent.rescue import Rescue
 from launcher.agent.restarts import decide
+from launcher.agent.stopping import Stopping
 from launcher.agent.watch import Rank, Watch
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import NOT_RETRIED, Cause, RunState, is_signal
@@ -44,8 +45,6 @@ REJOIN_S = 20.0
 """In an allocation: how long a lost node may take to come back, which it does if only its agent was killed."""
 SAVE_S = 3.0
 """So long before the end of the grace time, or a sixth of it, one worker saves, if all together have not done so."""
-ONE_SIGNAL_S = 2.0
-"""SLURM signals all processes of a step: what comes within this time is one signal."""
 
 
 class Phase(StrEnum):
@@ -99,12 +98,10 @@ class Head:
     watch: Watch = field(default_factory=lambda: Watch(limits=Limits()))
     """Whether the workers get on."""
     phase: Phase = Phase.JOINING
-    stop_reason: str | None = None
     first_failure: Failure | None = None
     """Of the last attempt that was started."""
     previous: Failure | None = None
     """The first failure of the attempt before."""
-    limit_reached: bool = False
     attempt_here: int = 0
     """The last one that this head, or the one before it in the same allocation, has started."""
     members: Members = field(init=False)
@@ -122,18 +119,17 @@ class Head:
     _deadline_s: float | None = None
     _since_s: float = 0.0
     _said_waiting_s: float = 0.0
-    _stops: dict[int, int] = field(default_factory=dict)
-    _stop_signum: int = 15
-    _stop_cause: Cause = Cause.CANCELLED
-    _stopped_s: float = 0.0
-    _warned_s: float | None = None
-    _stop_at_s: float | None = None
-    """When to stop so that the workers have the grace time before the end of the job."""
+    _stop: Stopping = field(init=False)
     _end: Finish | Leave | None = None
 
     def __post_init__(self) -> None:
-        if self.ends_s is not None:  # of a job that is shorter than that, half
-            self._stop_at_s = self.ends_s - min(self.grace_s, (self.ends_s - self.now_s) / 2)
+        self._stop = Stopping(
+            now_s=self.now_s,
+            grace_s=self.grace_s,
+            in_allocation=self.allocation is not None,
+            ends_s=self.ends_s,
+            limit=self.limit,
+        )
         self.members = Members.of(
             self.node_count,
             self.hosts,
@@ -284,7 +280,7 @@ class Head:
             )
             return effects + self.failed(failure)
         if self.phase is Phase.STOPPING and takes_part:
-            return effects + self._save_and_end(self._stopped_end(saved=False))
+            return effects + self._save_and_end(self._stop.end(saved=False))
         return effects + self._advance()
 
     def stop(self, node: int, reason: str, signum: int, grace_s: float | None = None) -> list[Effect]:
@@ -292,14 +288,14 @@ class Head:
 
         Not in an allocation: there SLURM signals every process, more than once, and ends it itself.
         """
-        self._stops[node] = self._stops.get(node, 0) + 1
+        times = self._stop.asked(node)
         if self.phase in (Phase.ENDING, Phase.OVER):
             return []
-        if self.allocation is not None and self.stop_reason is not None:
+        if self.allocation is not None and self._stop.requested:
             return self._hurry()
-        if self._stops[node] > 1:
-            return [Say("second request to stop: ending now"), *self._order_end(self._stopped_end(saved=False))]
-        if self.stop_reason is not None:
+        if times > 1:
+            return [Say("second request to stop: ending now"), *self._order_end(self._stop.end(saved=False))]
+        if self._stop.requested:
             return []
         return self._begin_stop(reason, signum, Cause.SIGNAL if self.allocation else Cause.CANCELLED, grace_s)
 
@@ -308,21 +304,10 @@ class Head:
 
         With more time left than twice the grace it is noted only: `tick` knows the end, and stops when it is time.
         """
-        if self.phase in (Phase.ENDING, Phase.OVER) or self.stop_reason is not None:
+        if self.phase in (Phase.ENDING, Phase.OVER) or self._stop.requested:
             return []
-        if self._warned_s is not None and self.now_s - self._warned_s < ONE_SIGNAL_S:
-            return []
-        self._warned_s = self.now_s
-        left_s = None if self.ends_s is None else round(self.ends_s - self.now_s, 1)
-        ignored = left_s is not None and left_s > 2 * self.grace_s
-        name = signal_name(signum)
-        heard = Record("signal_heard", {"signal": name, "seconds_left": left_s, "ignored": ignored})
-        if ignored:
-            return [
-                heard,
-                Say(f"{name} with {left_s:.0f} s left: noted; the stop comes {self.grace_s:g} s before the end"),
-            ]
-        return [heard, *self._begin_stop(name, SIGTERM, Cause.SIGNAL)]
+        effects, is_time = self._stop.warning(signum, self.now_s)
+        return effects + self._begin_stop(signal_name(signum), SIGTERM, Cause.SIGNAL) if is_time else effects
 
     def superseded(self) -> list[Effect]:
         """The run goes on in another allocation, while this node was cut off: no word of this one counts any more."""
@@ -333,12 +318,14 @@ class Head:
 
     def _hurry(self) -> list[Effect]:
         """A stop while stopping: the same one on its way to all processes, or a later one, which shortens the wait."""
-        if self._deadline_s is not None and self.now_s - self._stopped_s >= ONE_SIGNAL_S:
-            self._deadline_s = min(self._deadline_s, self.now_s + self.grace_s / 2)
+        if self._stop.is_another(self.now_s):
+            soon_s = self.now_s + self.grace_s / 2
+            self._deadline_s = None if self._deadline_s is None else min(self._deadline_s, soon_s)
+            self._save_until_s = min(self._save_until_s, soon_s)
         return []
 
     def _begin_stop(self, reason: str, signum: int, cause: Cause, grace_s: float | None = None) -> list[Effect]:
-        self.stop_reason, self._stop_signum, self._stop_cause, self._stopped_s = reason, signum, cause, self.now_s
+        self._stop.begin(reason, signum, cause, self.now_s)
         grace_s = self.grace_s if grace_s is None else min(grace_s, self.grace_s)
         effects: list[Effect] = [
             Record("stop_requested", {"reason": reason, "grace_s": grace_s}),
@@ -346,9 +333,9 @@ class Head:
         ]
         self._save_until_s = self.now_s + grace_s
         if self.phase is Phase.JOINING:
-            return effects + self._order_end(self._stopped_end(saved=False))
+            return effects + self._order_end(self._stop.end(saved=False))
         if self.phase is Phase.RESCUING:
-            return effects + self._save_and_end(self._stopped_end(saved=False))
+            return effects + self._save_and_end(self._stop.end(saved=False))
         if self._hang is not None:
             return effects + self._stopped_without_checkpoint(self._hang)
         if self._suspects and self.allocation is not None:
@@ -386,16 +373,10 @@ class Head:
 
     def _watch_clock(self) -> list[Effect]:
         """Stop in time for the end of the job, and when a limit of the run is reached."""
-        if self.stop_reason is not None or self.phase in (Phase.ENDING, Phase.OVER):
+        if self._stop.requested or self.phase in (Phase.ENDING, Phase.OVER):
             return []
-        if self.limit is not None and self.now_s >= self.limit.at_s:
-            self.limit_reached = True
-            return self._begin_stop(self.limit.reason, SIGTERM, Cause.TIME_LIMIT)
-        if self._stop_at_s is not None and self.now_s >= self._stop_at_s:
-            assert self.ends_s is not None
-            left_s = max(0.0, self.ends_s - self.now_s)
-            return self._begin_stop(f"the job ends in {left_s:.0f} s", SIGTERM, Cause.TIME_LIMIT)
-        return []
+        reason = self._stop.due(self.now_s)
+        return [] if reason is None else self._begin_stop(reason, SIGTERM, Cause.TIME_LIMIT)
 
     # ---------------------------------------------------------------- what follows
 
@@ -409,7 +390,7 @@ class Head:
         if self.phase in (Phase.RUNNING, Phase.STOPPING) and all(member.done is not None for member in of_attempt):
             codes = [code for member in of_attempt for code in (member.done or {}).values()]
             if STOPPED_EXIT_CODE in codes:
-                return self._over(self._stopped_end(saved=True))
+                return self._over(self._stop.end(saved=True))
             return self._over(Finish(RunState.SUCCEEDED, Cause.DONE, 0, "all workers finished"))
         if self.phase is Phase.ENDING and all(member.ready or not member.joined for member in members):
             assert self._end is not None
@@ -549,7 +530,7 @@ class Head:
         if self._afterwards is None:
             return effects + self._restart()
         saved = self._rescue.step is not None
-        return effects + self._order_end(self._stopped_end(saved=True) if saved else self._afterwards)
+        return effects + self._order_end(self._stop.end(saved=True) if saved else self._afterwards)
 
     def _restart(self) -> list[Effect]:
         """End what is left of the attempt; the next one starts once all are ready."""
@@ -566,7 +547,7 @@ class Head:
         if self.phase is Phase.RUNNING and self._suspects:
             return self._act_on(self._suspects[0])
         if self.phase is Phase.STOPPING:
-            end = self._stopped_end(saved=False)
+            end = self._stop.end(saved=False)
             if self.rescues:
                 return [Say("the grace time is nearly over: one worker saves for all"), *self._save_and_end(end)]
             return [Say("the grace time is over: ending now, without a new checkpoint"), *self._order_end(end)]
@@ -594,21 +575,11 @@ class Head:
     def _stopped_without_checkpoint(self, failure: Failure) -> list[Effect]:
         """A worker died of the stop (a script without a handler) or beside it."""
         by_signal = is_signal(failure.exit_code) or failure.cause is Cause.PEER_LOST
-        end = self._stopped_end(saved=False)
+        end = self._stop.end(saved=False)
         if not by_signal:
             self.first_failure = failure
             end = replace(end, exit_code=failure.exit_code)
         return self._save_and_end(end)
-
-    def _stopped_end(self, *, saved: bool) -> Finish | Leave:
-        code = STOPPED_EXIT_CODE if saved else 128 + self._stop_signum
-        reason = self.stop_reason or "a worker was asked to stop"
-        if self.limit_reached:
-            return Finish(RunState.TIMED_OUT, Cause.TIME_LIMIT, code, reason)
-        if self.allocation is not None:
-            return Leave(Cause.SIGNAL if self.stop_reason is None else self._stop_cause, code, reason, saved=saved)
-        cause = Cause.LAUNCHER_LOST if self.stop_reason == "the launcher was killed" else Cause.CANCELLED
-        return Finish(RunState.CANCELLED, cause, code, reason)
 
     def _finish_with(self, state: RunState, cause: Cause, exit_code: int, text: str) -> list[Effect]:
         return [Say(text), *self._order_end(Finish(state, cause, exit_code, text))]

@@ -9,8 +9,9 @@ import pytest
 from test_agent_head import all_ready, failure, finish_of, recorded, running, said, sent
 
 from launcher.agent.effects import Effect, Finish, Leave, Record
-from launcher.agent.head import ONE_SIGNAL_S, REJOIN_S, SETTLE_S, SILENCE_S, Head, Phase
+from launcher.agent.head import REJOIN_S, SETTLE_S, SILENCE_S, Head, Phase
 from launcher.agent.limits import Limit
+from launcher.agent.stopping import ONE_SIGNAL_S
 from launcher.runs.states import Cause, RunState
 
 GRACE_S = 30.0
@@ -212,3 +213,19 @@ def test_the_attempt_says_which_allocation_it_is_in() -> None:
     head.failed(failure(head))
     started = [effect for effect in all_killed(head) if isinstance(effect, Record)]
     assert started[0].fields["allocation"] == 1
+
+
+def test_a_later_stop_shortens_the_wait_for_the_one_who_saves_for_all() -> None:
+    head = in_job(rescues=True)
+    head.stop(0, "TERM", TERM)
+    head.failed(failure(head, cause=Cause.SIGNAL, exit_code=137))
+    head.holds(0, 1, {})
+    assert sent(head.holds(1, 1, {1: 7})) == [("keep", 1)]
+    head.now_s = 5.0
+    assert head.stop(0, "TERM", TERM) == []
+    for now_s, phase in ((5.0 + GRACE_S / 2 - 0.1, Phase.RESCUING), (5.0 + GRACE_S / 2, Phase.ENDING)):
+        head.now_s = now_s
+        for node in (0, 1):
+            head.heard(node)
+        head.tick()
+        assert head.phase is phase
