@@ -75,12 +75,15 @@ class HeadOffice:
         attempts = [event for event in past if event["event"] == "attempt_started"]
         lately = newest_submission(past) or past
         number = None if allocation is None else allocation.number
+        before = [
+            event for event in lately if event["event"] == "attempt_started" and event.get("allocation") == number
+        ]
         self._head = Head(
             node_count=len(plan.nodes),
             workers_per_node=plan.nproc_per_node,
             min_nodes=plan.min_nodes,
             rescues=plan.rescue,
-            members_before=_last_members(attempts),
+            members_before=_last_members(before),
             present_nodes=None if allocation is None else allocation.nodes,
             max_restarts=plan.limits.max_restarts,
             resumable=plan.resumable,
@@ -100,7 +103,7 @@ class HeadOffice:
             ends_s=None if allocation is None else allocation.ends_s,
             limit=limit_of(plan, past, now_s=time.monotonic(), time_s=time.time()),
         )
-        if any(event["event"] == "attempt_started" and event.get("allocation") == number for event in lately):
+        if before:
             self._do(self._head.succeed())
         elif plan.engine_reason:  # it is slower than the user may expect
             self._do([Say(plan.engine_reason)])
@@ -332,7 +335,7 @@ def _mark(checkpoint: Path | None) -> str:
 
 
 def _last_members(attempts: Sequence[Event]) -> tuple[int, ...]:
-    """The nodes of the newest attempt; empty where it had all of them."""
+    """The nodes of the newest of these attempts; empty where it had all of them."""
     newest = max(attempts, key=lambda event: int(event["attempt"]), default={})
     return tuple(newest.get("members") or ())
 

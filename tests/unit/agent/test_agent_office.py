@@ -462,3 +462,17 @@ def test_a_node_that_has_come_is_taken_in_at_the_next_checkpoint_of_a_script(mak
     assert taken_in() == [1]
     peer.connection.end("the test is over")
     office.listener.close()
+
+
+def test_an_attempt_before_a_resume_with_fewer_nodes_is_another_story(make_run: MakeRun) -> None:
+    plan, run = make_run()
+    EventWriter(run.path, "head").write("attempt_started", attempt=3, members=[0, 1, 2])
+    EventWriter(run.path, "launch-1").write("resumed")
+    office = Office(plan, run)
+    office.join_self()
+    peer = office.peer(1)
+    peer.connection.send({"type": "ready"})
+    peer.until_heard(office, "welcome", "start")
+    assert office.to_self[-1]["attempt"] == 4
+    peer.connection.end("the test is over")
+    office.listener.close()
