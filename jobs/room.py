@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from jobs.durable import free_bytes, reserve
 from jobs.folders import complete
 from jobs.state import TrainingState
-from jobs.whole import SMALL_BYTES
+from jobs.whole import NO_SPACE, SMALL_BYTES
 
 SNAPSHOTS = 2
 """How many snapshots there are in the memory of a node at most: one, and the next while it is written."""
@@ -56,7 +56,9 @@ def check_disk(folder: Path, size_bytes: int, *, keep: int, probe: Path) -> str:
     wanted = size_bytes + SMALL_BYTES
     free = free_bytes(folder)
     if free < wanted:
-        raise OSError(f"a checkpoint takes {wanted:,} bytes, and {free:,} are free; make room there, or move the runs")
+        raise OSError(
+            f"{NO_SPACE}: a checkpoint takes {wanted:,} bytes, and {free:,} are free; make room there, or move the runs"
+        )
     try:
         with probe.open("xb") as file:
             reserve(file.fileno(), wanted)
@@ -82,7 +84,8 @@ def check_memory(folder: Path, size_bytes: int, *, meminfo: Path = MEMINFO) -> N
     free, available = free_bytes(folder), available_bytes(meminfo)
     advice = "leave checkpoint.memory_every out, or give the node more"
     if free < wanted:
-        raise OSError(f"{SNAPSHOTS} snapshots take {wanted:,} bytes, and {folder} has {free:,} free; {advice}")
+        told = f"{SNAPSHOTS} snapshots take {wanted:,} bytes, and {folder} has {free:,} free; {advice}"
+        raise OSError(f"{NO_SPACE}: {told}")
     if available < wanted + size_bytes:
         raise OSError(
             f"{SNAPSHOTS} snapshots and a copy take {wanted + size_bytes:,} bytes of memory, and {available:,} are "

@@ -6,6 +6,8 @@ and no process group is used: it may be called beside a training that waits for 
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,8 @@ from jobs.durable import free_bytes, fsync, write_hashed
 from jobs.manifest import STATE, Manifest, seal
 from jobs.storage import Layout, Part, plan
 
+NO_SPACE = os.strerror(errno.ENOSPC)
+"""As the system says it, which is how the cause of a failure is known."""
 SMALL_BYTES = 1 << 20
 """For the files of a checkpoint beside its tensors."""
 
@@ -67,4 +71,4 @@ def check_fits(folder: Path, size_bytes: int) -> None:
     """Raise NoRoomError where the file system of a folder has no room for so many bytes of tensors."""
     wanted, free = size_bytes + SMALL_BYTES, free_bytes(folder)
     if wanted > free:
-        raise NoRoomError(f"{folder} has {free:,} bytes free, and it takes {wanted:,}")
+        raise NoRoomError(f"{NO_SPACE}: {folder} has {free:,} bytes free, and it takes {wanted:,}; make room there")

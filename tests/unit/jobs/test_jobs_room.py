@@ -20,6 +20,8 @@ from jobs.optim import adamw, sgd
 from jobs.room import NoAnswerError, answered, check_disk, check_memory, expected_bytes
 from jobs.state import TrainingState
 from jobs.whole import SMALL_BYTES
+from launcher.agent.causes import classify
+from launcher.runs.states import Cause
 
 FREE = 10 * SMALL_BYTES
 
@@ -69,8 +71,10 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_checkpoint_that_does_not_fit_is_refused_with_both_numbers(tmp_path: Path) -> None:
     check = partial(check_disk, tmp_path, keep=1, probe=tmp_path / ".probe")
     assert check(4 * SMALL_BYTES) == ""  # two of them, with their small files, are all that there is room for
-    with pytest.raises(OSError, match=r"a checkpoint takes 10,485,761 bytes, and 10,485,760 are free; make room"):
+    with pytest.raises(OSError, match=r"a checkpoint takes 10,485,761 bytes, and 10,485,760 are free; make room") as no:
         check(9 * SMALL_BYTES + 1)
+    message = f"SaveError: no checkpoint can be written to /a: {no.value}"
+    assert classify(1, {"message": {"message": message}, "exception_bases": ["SaveError"]}) is Cause.DISK
     assert list(tmp_path.iterdir()) == []
 
 
