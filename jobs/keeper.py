@@ -38,7 +38,6 @@ import torch
 import torch.distributed as dist
 
 from jobs.sockets import GroupSockets
-from jobs.state import CheckpointError
 from launcher.agent.causes import classify
 from launcher.runs.states import Cause
 from launcher.wording import first_line
@@ -61,7 +60,7 @@ class Held(Protocol):
         """The state is whole: note what goes with it. Returns its step."""
 
     def write(self, folder: Path) -> str:
-        """Write the state as it was noted; returns the name of the checkpoint. Raises OSError, CheckpointError."""
+        """Write the state as it was noted; returns the name of the checkpoint. Raises OSError or RuntimeError."""
 
 
 class Keeper:
@@ -160,7 +159,7 @@ class Keeper:
             return {"not_kept": "there is no whole state"}
         try:
             return {"kept": self._held.write(folder)}
-        except (OSError, CheckpointError) as error:
+        except (OSError, RuntimeError) as error:  # of torch, and CheckpointError
             return {"not_kept": f"{type(error).__name__}: {error}"}
 
     def _wake(self) -> None:
