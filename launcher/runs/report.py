@@ -105,7 +105,10 @@ def exit_text(record: RunRecord, plan: Plan) -> str:
         return ""
     if is_signal(code):
         return f"{code} (128 + {signal_name(code - 128)})"
-    if not record.attempts or record.cause in (Cause.NODE_LOST, Cause.RENDEZVOUS, Cause.INTERNAL):
+    froze = record.cause is Cause.HANG and any(
+        _froze(each) for each in record.failures if each.get("attempt") == record.attempts
+    )
+    if not record.attempts or froze or record.cause in (Cause.NODE_LOST, Cause.RENDEZVOUS, Cause.INTERNAL):
         return str(code)
     return f"{code} ({'the script' if plan.worker.kind == 'script' else 'the worker'}'s own)"
 
@@ -129,8 +132,17 @@ def _first(first: Mapping[str, Any], record: RunRecord, plan: Plan, clock: Clock
         who + (f"   {place}" if place else ""),
         *_message(first),
         *(f"| {text}" for text in words),
-        *([f"{log}:{line}" if line else f"{log} (it wrote nothing)"] if log else []),
+        *(
+            [f"{log}:{line}" if line else f"{log} ({'its stack' if _froze(first) else 'it wrote nothing'})"]
+            if log
+            else []
+        ),
     ]
+
+
+def _froze(first: Mapping[str, Any]) -> bool:
+    """Whether it did not end by itself, but was found standing still, and ended: it wrote its stack, and no error."""
+    return bool(first.get("exception") == "hang")
 
 
 def _who(first: Mapping[str, Any], record: RunRecord, plan: Plan) -> str:
@@ -226,7 +238,7 @@ def _kept(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> list[str]
 def _next(first: Mapping[str, Any] | None, record: RunRecord, plan: Plan, change: str | None) -> list[str]:
     run = short_id(record.run_id)
     rank = None if first is None else first.get("rank")
-    wrote = first is not None and first.get("log_line")
+    wrote = first is not None and (first.get("log_line") or _froze(first))
     logs = f"launch logs {run}" + (f" --rank {rank}" if wrote and rank is not None and rank >= 0 else "")
     if record.cause is Cause.CHECKPOINT:
         return [logs, f"launch path {run}"]  # a resume would meet the same checkpoints

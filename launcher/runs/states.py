@@ -124,7 +124,7 @@ POLICIES: dict[Cause, Policy] = {
     ),
     Cause.HANG: Policy(
         retry=True,
-        sentence="a collective timed out",
+        sentence="no progress, or a collective timed out",
         hint="where the others were: their stacks are at the ends of their logs (logs/attempt-*/node-*/rank-*.log)",
     ),
     Cause.REPEATED: Policy(

@@ -158,6 +158,18 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[dict[s
         [],
         {"resumable": False},
     ),
+    "hang": (
+        failure(
+            cause="hang",
+            message="no step for 31 s (limit 30 s, learned) at step 4,180: rank 5 on node 1 (gcn32) is in __next__ at "
+            "finetune.py:214 in compute_loss, 7 others wait in all_reduce at finetune.py:220 in step",
+            log_line=None,
+            exception="hang",
+        ),
+        {"policy": "no restart is left", "restarts": 2},
+        ENDED,
+        {},
+    ),
     "vanished": (None, None, LOST[:1], {}),
 }
 
