@@ -113,7 +113,8 @@ class Rescue:
     def _ask_the_next(self, now_s: float) -> list[Send | Record]:
         if not self._held:
             reason = "; ".join(self._problems) or "no worker is left that has completed a step"
-            return self._end("not_rescued", {"reason": reason})
+            self.over = True
+            return [Record("not_rescued", {"attempt": self.attempt, "reason": reason})]
         rank = min(self._held, key=lambda rank: (-self._held[rank][0], rank))
         step, node = self._held.pop(rank)
         self._keeping, self._keep_until_s = (rank, step, node), now_s + KEEP_S
@@ -122,12 +123,9 @@ class Rescue:
         return [Send({**order, "to_disk": True} if self._on_disk else order, node)]
 
     def _kept(self, rank: int, step: int, node: int, *, took_s: float) -> list[Send | Record]:
-        rescued = self._end("rescued", {"step": step, "node": node, "rank": rank, "time_s": took_s})
-        if not self._on_disk:
-            return rescued
-        saved = {"step": step, "path": f"checkpoints/step-{step}", "time_s": took_s, "best": False}
-        return [*rescued, Record("checkpoint_saved", {"attempt": self.attempt, **saved})]
-
-    def _end(self, event: str, fields: Mapping[str, object]) -> list[Send | Record]:
         self.over = True
-        return [Record(event, {"attempt": self.attempt, **fields})]
+        fields = {"attempt": self.attempt, "step": step, "time_s": took_s}
+        effects: list[Send | Record] = [Record("rescued", {**fields, "node": node, "rank": rank})]
+        if self._on_disk:
+            effects.append(Record("checkpoint_saved", {**fields, "path": f"checkpoints/step-{step}", "best": False}))
+        return effects
