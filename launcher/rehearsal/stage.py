@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -94,9 +96,18 @@ class Stage:
             time.sleep(_LOOK_EVERY_S)
 
     def end_all(self) -> None:
-        """End every run that goes on."""
-        for played in self._started:
+        """End every run that goes on, and wait until nobody writes into the folder any more."""
+        going_on = [played for played in self._started if played.process.poll() is None]
+        for played in going_on:
             played.end()
+        deadline_s = time.monotonic() + _GONE_S
+        while going_on and (left := _processes_with(str(self.folder))):
+            if time.monotonic() > deadline_s:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(_LOOK_EVERY_S)
 
     def leftovers(self, patience_s: float = _GONE_S) -> tuple[list[str], list[str]]:
         """Processes and names in /dev/shm that are left of the runs, once they have had the time to go."""
@@ -104,7 +115,7 @@ class Stage:
         pids = {event["pid"] for name in ids for event in read_events(self.runs / name) if "pid" in event}
         deadline_s = time.monotonic() + patience_s
         while True:
-            processes = [text for name in ids for text in _processes_of(name)]
+            processes = [_described(pid) for name in ids for pid in _processes_with(f"LAUNCH_RUN_ID={name}")]
             shared = [name for name in _shared_memory() if name not in self._shared and _is_of(name, ids, pids)]
             if not (processes or shared) or time.monotonic() > deadline_s:
                 return processes, shared
@@ -201,17 +212,21 @@ def _installed() -> str:
     return str(Path(sys.modules["launcher"].__path__[0]).parent)
 
 
-def _processes_of(run_id: str) -> list[str]:
-    mark = f"LAUNCH_RUN_ID={run_id}".encode()
+def _processes_with(mark: str) -> list[int]:
+    """The processes that have this in their environment, which all that is started by them inherits."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (path / "environ").read_bytes().split(b"\0"):
-                name = (path / "comm").read_text().strip()
-                found.append(f"process {path.name} ({name})")
-        except OSError:  # it has ended, or is another user's
-            continue
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if mark.encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
     return found
+
+
+def _described(pid: int) -> str:
+    try:
+        return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    except OSError:
+        return f"process {pid}"
 
 
 def _shared_memory() -> list[str]:

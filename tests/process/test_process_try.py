@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,3 +125,32 @@ def test_a_wrong_recipe_is_refused_as_ever(tmp_path: Path) -> None:
     ended = subprocess.run([LAUNCH, "try", str(recipe)], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "unknown key 'untill' in train" in ended.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_rehearsal_that_is_broken_off_leaves_nothing(tmp_path: Path, recipe: Recipe, signum: int) -> None:
+    (tmp_path / "tmp").mkdir()
+    process = subprocess.Popen(
+        [LAUNCH, "try", str(recipe(GOES_ON, resume="self"))],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline_s = time.monotonic() + LIMIT_S
+    while not list(tmp_path.glob("tmp/*/runs/*/events/node-0.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    process.send_signal(signum)
+    assert process.wait(LIMIT_S) == 128 + signum
+    assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
+    mark = str(tmp_path / "tmp" / "launch-try-").encode()
+    assert not [path for path in Path("/proc").glob("[0-9]*") if mark in environment(path)]
+
+
+def environment(path: Path) -> bytes:
+    try:
+        return (path / "environ").read_bytes()
+    except OSError:
+        return b""
