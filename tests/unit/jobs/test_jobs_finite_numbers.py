@@ -91,3 +91,36 @@ def test_buffers_are_put_back_as_they_were() -> None:
     assert any(not torch.isfinite(buffer).all() for buffer in net.buffers())
     buffers.restore()
     assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+
+
+class Part(torch.Tensor):
+    """Stands for a gradient of which this rank has a part."""
+
+    def to_local(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("value", "others", "problem"),
+    [
+        (1.0, False, ""),
+        (1.0, True, "a gradient is not finite on another rank"),
+        (math.nan, True, "the gradient of p0 is nan"),
+    ],
+)
+def test_ranks_that_hold_parts_of_the_gradients_tell_each_other(
+    monkeypatch: pytest.MonkeyPatch, value: float, others: bool, problem: str
+) -> None:
+    monkeypatch.setattr("jobs.finite.DTensor", Part)
+    told: list[bool] = []
+
+    def agree(finding: bool) -> bool:
+        told.append(finding)
+        return others
+
+    gradient = torch.tensor([0.5, value]).as_subclass(Part)
+    net = nn.Module()
+    net.register_parameter("p0", nn.Parameter(torch.zeros(2)))
+    monkeypatch.setattr(net, "named_parameters", lambda: [("p0", type("Held", (), {"grad": gradient}))])
+    assert gradient_problem(net, agree) == problem
+    assert told == [math.isnan(value)]
