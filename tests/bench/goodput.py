@@ -2,8 +2,8 @@
 
 `python tests/bench/goodput.py [--seconds 300] [--seed 0] [--more] [--json]`: 8 SIGKILLs of a worker and 2 of an agent
 at seeded moments, the same ones for ours and for torchrun with a careful script (its best knobs, restarted by a loop
-when it is killed itself). Time counts from the first step on. `--more`: a second table with one frozen worker (SIGSTOP) and
-nothing else. A link that is cut is `linkcut.py`'s.
+when it is killed itself). Time counts from the first step on. `--more`: a second table with one frozen worker (SIGSTOP)
+and nothing else. A link that is cut is `linkcut.py`'s.
 """
 
 from __future__ import annotations

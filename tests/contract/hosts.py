@@ -123,6 +123,7 @@ class Host:
         assert self._unshare is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init, signal.SIGKILL)
+        self._wake_agents()
         self._unshare.communicate()
         self._unshare = None
         self._await_agents()
@@ -146,6 +147,12 @@ class Host:
         for pid in self.pids().values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+        self._wake_agents()
+
+    def _wake_agents(self) -> None:
+        """`nsenter` stops itself when what it runs is stopped, and would not see its end either."""
+        for agent in self.agents:
+            agent.send_signal(signal.SIGCONT)
 
     def cut(self) -> None:
         """Pull its cable, at the switch."""
@@ -225,6 +232,11 @@ class HostsRun:
     def __init__(self, bed: Bed, plan: Plan, run: RunDir) -> None:
         self.bed, self.plan, self.run = bed, plan, run
         self.env: dict[str, str] = {"LAUNCH_RUN_ID": run.run_id}
+
+    def replan(self, plan: Plan) -> None:
+        """Change the plan of a run that has not begun."""
+        self.plan = plan
+        self.run.plan.write_text(plan.to_json())
 
     def start(self, *nodes: int) -> None:
         """Start the agents of these nodes; none: of all."""
