@@ -17,7 +17,7 @@ import dataclasses
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from jobs.choice import Choice, Rejected, newest_first
 from jobs.circle import Circle, CircleError
 from jobs.durable import FileInfo, fsync, write_durably, write_hashed
 from jobs.folders import Progress, complete, named, plain_json, progress_from, read_state, step_of
@@ -72,47 +73,6 @@ class Saved:
     name: str
     size_bytes: int
     best: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rejected:
-    """A checkpoint that is not used, and why."""
-
-    name: str
-    problem: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """From which checkpoint a training goes on."""
-
-    name: str | None
-    """None: there is none."""
-    rejected: tuple[Rejected, ...] = ()
-    """Newer ones that are not used."""
-    memory: InMemory | None = None
-    """Where it is, if it is not on the disk."""
-    newest_on_disk: int = field(default=0, compare=False)
-    """The step of the newest checkpoint there; 0: there is none."""
-    state: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Its state.json."""
-
-    @classmethod
-    def of(
-        cls, chosen: str | InMemory, rejected: Sequence[Rejected], names: Sequence[str], state: Mapping[str, Any]
-    ) -> Choice:
-        """This one, with what its state.json says. `names`: what there is on the disk."""
-        memory = chosen if isinstance(chosen, InMemory) else None
-        name = chosen.name if isinstance(chosen, InMemory) else chosen
-        of_use = set(names) - {other.name for other in rejected}
-        newest = max(map(step_of, of_use), default=0)
-        return cls(name=name, rejected=tuple(rejected), memory=memory, newest_on_disk=newest, state=state)
-
-    def sentence(self) -> str:
-        """For people: `resumes from step-300; step-400 is broken: ...`."""
-        first = f"resumes from {self.name}" if self.name else "there is no checkpoint to resume from"
-        first += f", {self.memory.place}" if self.memory else ""
-        return "; ".join([first, *(f"{other.name} {other.problem}" for other in self.rejected)])
 
 
 class Checkpoints:
@@ -175,7 +135,7 @@ class Checkpoints:
         names = meeting.decide("list the checkpoints", lambda: named(self.folder))
         in_memory = self._memory.look(meeting) if self._memory else []
         in_memory = [each for each in in_memory if kept or each.kept_by is None]
-        for candidate in _newest_first(names, in_memory):
+        for candidate in newest_first(names, in_memory):
             if isinstance(candidate, InMemory):
                 assert self._memory is not None
                 problem, found = self._memory.load(candidate, meeting, state, group)
@@ -415,13 +375,6 @@ def _broken(check: Callable[[], None]) -> str:
     except BrokenError as error:
         return f"is broken: {error}"
     return ""
-
-
-def _newest_first(names: Sequence[str], in_memory: Sequence[InMemory]) -> list[str | InMemory]:
-    """In which order they are tried; of the same step the one on the disk first, which nobody has to write again."""
-    keyed: list[tuple[tuple[int, int], str | InMemory]] = [((-step_of(name), 0), name) for name in names]
-    keyed += [((-each.step, 1), each) for each in in_memory]
-    return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def _first(problems: list[str]) -> str:

@@ -1,15 +1,8 @@
 """Zero lost steps: a helper thread by which a rank, whatever its training is doing, keeps its newest state.
 
 In data parallelism every rank holds the whole state. When one dies, the agent asks the others what they hold, and the
-one with the newest step writes it to memory, from where the next attempt goes on. One socket to the agent, whose end is
-in LAUNCH_CONTROL_FD; datagrams in JSON:
-
-    agent -> worker  {"order": "report"}                 this attempt is over: what do you hold?
-                     {"order": "keep", "folder": path}   write it there
-    worker -> agent  {"holds": step or null}             null: nothing that could be kept
-                     {"kept": name} {"not_kept": reason}
-                     {"peer_lost": message, "step": n}   the training has lost a peer, and waits
-                     {"saved": step}                     by rank 0: a checkpoint is complete on disk
+one with the newest step writes it to memory, from where the next attempt goes on. What the two say to each other is in
+`launcher.agent.control`.
 
 What makes a state whole: `changing` is held around everything that changes it, so it is between two steps whenever the
 thread gets in. From a report on nobody gets in any more: what was reported is what is kept. In between the state stays
@@ -39,13 +32,13 @@ import torch.distributed as dist
 
 from jobs.sockets import GroupSockets
 from launcher.agent.causes import classify
+from launcher.agent.control import FD_VARIABLE, MAX_DATAGRAM_BYTES
+from launcher.agent.rescue import ANSWER_S
 from launcher.runs.states import Cause
 from launcher.wording import first_line
 
-FD_VARIABLE = "LAUNCH_CONTROL_FD"
-CHANGE_S = 1.5
-"""How long a report waits for a step that is being completed. The agent waits for 2 s."""
-_MAX_DATAGRAM_BYTES = 1 << 16
+CHANGE_S = ANSWER_S - 0.5
+"""How long a report waits for a step that is being completed: it says so before the agent stops waiting for it."""
 _LONGEST_MESSAGE = 2_000
 
 
@@ -135,7 +128,7 @@ class Keeper:
     def _serve(self) -> None:
         while True:
             try:
-                data = self._sock.recv(_MAX_DATAGRAM_BYTES)
+                data = self._sock.recv(MAX_DATAGRAM_BYTES)
             except ConnectionError:
                 return
             if not data:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from jobs.finite import KeptBuffers
 from jobs.folders import Progress, named, step_of
-from jobs.trainer import Parts
+from jobs.parts import Parts
 from jobs.whole import NoRoomError, layout_alone, write_whole
 
 

@@ -25,8 +25,8 @@ from jobs.manifest import STATE, BrokenError, compare, look, read_manifest, shar
 from jobs.state import CheckpointError, DifferenceError, TrainingState
 from jobs.storage import TENSORS, parse_list
 from jobs.world import Meeting, World
+from launcher.agent.memory import VARIABLE
 
-VARIABLE = "LAUNCH_MEMORY_DIR"
 BLOCK_BYTES = 32 << 20
 """What travels at once."""
 

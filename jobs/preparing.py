@@ -11,12 +11,12 @@ from jobs import registry
 from jobs.checkpoint import Checkpoints, SaveError
 from jobs.job import Job
 from jobs.kept import is_whole
-from jobs.memory import VARIABLE
 from jobs.report import Reporter
 from jobs.room import check_memory, expected_bytes
 from jobs.snapshots import Snapshots
 from jobs.state import TrainingState
 from jobs.world import Meeting
+from launcher.agent.memory import VARIABLE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,12 @@ operation that would start threads. A process in which one of them has run canno
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch._dynamo  # the first DDP or optimizer would import it: 1.2 s, in every worker at every restart
@@ -25,31 +23,32 @@ from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from jobs import registry
-from jobs.batches import Batches, divide, read_batches
-from jobs.checkpoint import Checkpoints, Choice
-from jobs.data.base import Data, Source
+from jobs.batches import divide, read_batches
+from jobs.checkpoint import Checkpoints
+from jobs.choice import Choice
+from jobs.data.base import Source
 from jobs.folders import Progress, resolve_init
 from jobs.job import Job, place, read_job, run_id
 from jobs.keeper import Keeper, is_peer_lost
 from jobs.kept import KeptState, is_whole
 from jobs.loader import Loader
+from jobs.making import make_calendar, make_checkpoints, make_model, make_sampler, make_schedule, wrap
 from jobs.marks import Marks
 from jobs.memory import Memory
+from jobs.parts import Parts
 from jobs.preparing import Saves
 from jobs.report import Reporter
-from jobs.sampler import Sampler, derive_seed
 from jobs.sockets import GroupSockets
 from jobs.state import TrainingState, restore_model
 from jobs.stop import Stopped, StopRequest
+from jobs.telling import last_summary, report_end, say_start
 from jobs.tracking import Tracking, patience_s
-from jobs.trainer import Calendar, Parts, Trainer
+from jobs.trainer import Trainer
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World, check_identity, check_size, init_groups, pick_device
 from launcher.errors import ExitCode, LaunchError
 from launcher.runs.clock import Phase, StepPage
-from launcher.runs.events import read_lines
 from launcher.runs.rundir import RunDir
-from launcher.wording import count
 
 registry.load_all()
 
@@ -230,70 +229,6 @@ def place_by_hand(job: Job) -> str:
     return place(job.recipe.name, attempt=job.attempt, root=Path("runs"))
 
 
-def make_sampler(job: Job, data: Data, world: World, batches: Batches) -> Sampler:
-    """The order of the samples, for this rank."""
-    return Sampler(
-        num_samples=len(data.train),
-        global_batch_size=job.data.global_batch_size,
-        seed=job.train.seed,
-        accumulate=batches.accumulate,
-        rank=world.rank,
-        world_size=world.size,
-    )
-
-
-def make_calendar(job: Job, sampler: Sampler) -> Calendar:
-    """All lengths of the recipe, in steps."""
-    per_epoch = sampler.steps_per_epoch
-    eval_every, save_every = job.train.eval_every, job.recipe.checkpoint.every
-    snapshot_every = job.recipe.checkpoint.memory_every
-    return Calendar(
-        total_steps=job.train.until.steps(per_epoch),
-        steps_per_epoch=per_epoch,
-        log_every=max(1, job.train.log_every.steps(per_epoch)),
-        eval_every=None if eval_every is None else max(1, eval_every.steps(per_epoch)),
-        save_every=None if save_every is None else max(1, save_every.steps(per_epoch)),
-        snapshot_every=None if snapshot_every is None else max(1, snapshot_every.steps(per_epoch)),
-    )
-
-
-def make_model(job: Job, device: torch.device) -> nn.Module:
-    """The network; its first weights depend on the seed alone, so they are the same on every rank."""
-    torch.manual_seed(derive_seed("model", job.train.seed))
-    net: nn.Module = registry.build("model", job.model.name, job.model.options)
-    return net.to(device)
-
-
-def wrap(job: Job, net: nn.Module, device: torch.device) -> nn.Module:
-    """The network as the strategy shares it between the ranks."""
-    section = job.recipe.parallelism
-    wrapped: nn.Module = registry.build("strategy", section.name, section.options, net, device)
-    return wrapped
-
-
-def make_schedule(job: Job, calendar: Calendar) -> Any:
-    """Step -> factor of the learning rate."""
-    section = job.train.schedule
-    function = registry.find("schedule", section.name)
-    warmup_steps = section.warmup.steps(calendar.steps_per_epoch)
-    return lambda step: function(step, calendar.total_steps, warmup_steps, **section.options)
-
-
-def make_checkpoints(job: Job, run_dir: RunDir, run_id: str, memory: Memory) -> Checkpoints:
-    """The checkpoints of the run; each notes what it was trained from."""
-    recipe = job.recipe.model_dump(mode="json", by_alias=True, include={"name", "model", "data", "train"})
-    section = job.recipe.checkpoint
-    return Checkpoints(
-        run_dir.checkpoints,
-        run_id=run_id,
-        attempt=job.attempt,
-        keep=section.keep,
-        best=section.best,
-        record={"recipe": recipe},
-        memory=memory,
-    )
-
-
 def go_back(
     checkpoints: Checkpoints, meeting: Meeting, state: TrainingState, group: dist.ProcessGroup
 ) -> tuple[Choice, Progress]:
@@ -310,75 +245,6 @@ def initialise(job: Job, net: nn.Module, meeting: Meeting, group: dist.ProcessGr
     if init_from is not None:
         path = Path(meeting.decide("find the weights to start from", lambda: str(resolve_init(init_from))))
         restore_model(net, path, group)
-
-
-def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes: str) -> None:
-    """Where the training starts and why there, for people and for programs."""
-    step, calendar, report = trainer.progress.step, parts.calendar, parts.report
-    init_from = job.recipe.checkpoint.init_from
-    report.event(
-        "training_started",
-        step=step,
-        resumed_from=choice.name,
-        memory=choice.memory and {"node": choice.memory.node, "rank": choice.memory.kept_by},
-        rejected=[dataclasses.asdict(other) for other in choice.rejected],
-        init_from=init_from if choice.name is None else None,
-        total_steps=calendar.total_steps,
-        steps_per_epoch=calendar.steps_per_epoch,
-        world_size=parts.world.size,
-        accumulate=parts.sampler.accumulate,
-    )
-    if choice.name or choice.rejected:
-        report.say(choice.sentence())
-    if init_from and choice.name:
-        report.say(f"checkpoint.init_from ({init_from}) is not read: the run goes on from a checkpoint of its own")
-    if changes:
-        report.say(changes)
-    if trainer.finished and choice.memory is None:
-        report.say(f"already complete: {step}/{calendar.total_steps} steps in {choice.name}")
-        return
-    start = "resuming" if choice.name else f"starting with the weights of {init_from}" if init_from else "starting"
-    ranks = count(parts.world.size, "rank")
-    report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {ranks}")
-
-
-def report_end(parts: Parts, trainer: Trainer, weights: str, *, previous: dict[str, Any]) -> None:
-    """Say how the attempt ended, and end what belongs to it."""
-    parts.loader.close()
-    if parts.world.rank == 0:
-        parts.report.event("summary", **{**make_summary(trainer, weights, parts.world, parts.checkpoints), **previous})
-    parts.report.close()
-
-
-def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Checkpoints) -> dict[str, Any]:
-    """How the attempt ended."""
-    progress, times = trainer.progress, trainer.times
-    train_s = max(times.train_s, 1e-9)
-    best = checkpoints.best() or f"step-{progress.step}"
-    return {
-        "step": progress.step,
-        "samples_seen": progress.samples_seen,
-        "steps_left_out": progress.left_out.count,
-        "world_size": world.size,
-        "weights_sha256": weights,
-        "metrics": dict(progress.metrics or {}),
-        "times": {
-            "train_s": round(times.train_s, 3),
-            "eval_s": round(times.eval_s, 3),
-            "save_s": round(times.save_s, 3),
-        },
-        "saves": dataclasses.asdict(trainer.saves),
-        "snapshots": trainer.snapshots_told(),
-        "samples_per_s": round(trainer.samples_trained / train_s, 1),
-        "checkpoint": f"checkpoints/{best}",
-        "checkpoint_verified": checkpoints.is_intact(best),
-    }
-
-
-def last_summary(run_dir: RunDir) -> dict[str, Any]:
-    """Times and rate of the attempt that did the work, for a run that was complete already."""
-    summaries = [event for event in read_lines(run_dir.events / "worker.jsonl") if event["event"] == "summary"]
-    return {key: summaries[-1][key] for key in ("times", "samples_per_s")} if summaries else {}
 
 
 if __name__ == "__main__":

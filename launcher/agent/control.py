@@ -22,7 +22,7 @@ from launcher.agent.loop import Loop
 
 FD_VARIABLE = "LAUNCH_CONTROL_FD"
 """Where a worker finds its end."""
-_MAX_DATAGRAM_BYTES = 1 << 16
+MAX_DATAGRAM_BYTES = 1 << 16
 
 Message = dict[str, Any]
 
@@ -56,7 +56,7 @@ class ControlSocket:
     def _hear(self) -> bool:
         """One message; False where there is none (any more)."""
         try:
-            data = self._ours.recv(_MAX_DATAGRAM_BYTES)
+            data = self._ours.recv(MAX_DATAGRAM_BYTES)
         except BlockingIOError:
             return False
         except ConnectionError:

@@ -18,7 +18,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from jobs import durable
-from jobs.checkpoint import CheckpointError, Checkpoints, Choice, SaveError
+from jobs.checkpoint import CheckpointError, Checkpoints, SaveError
+from jobs.choice import Choice
 from jobs.folders import Progress, complete, plain_json, progress_of, read_state, resolve_init
 from jobs.manifest import BrokenError, Manifest, read_manifest, seal, verify
 from jobs.optim import adamw, sgd

@@ -19,9 +19,9 @@ from jobs.kept import KeptState
 from jobs.manifest import verify
 from jobs.memory import InMemory, Memory, of_no_use, spread
 from jobs.optim import adamw
+from jobs.parts import Calendar
 from jobs.report import Reporter
 from jobs.state import TrainingState
-from jobs.trainer import Calendar
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World
 from launcher.runs.rundir import RunDir
