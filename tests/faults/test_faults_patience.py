@@ -9,6 +9,8 @@ import time
 import pytest
 from launched import Launch, Recipe
 
+from launcher.agent.head import SILENCE_S
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 SAVE_S = 45.0
@@ -50,7 +52,7 @@ def test_an_agent_that_falls_silent_is_lost_and_one_that_dies_then_comes_back(la
     (agent,) = run.happened("agent_started", node=1)
     os.kill(agent["pid"], signal.SIGSTOP)
     lost = run.wait_for_event("node_lost", node=1)
-    assert "nothing heard for 20 s" in lost["reason"]
+    assert f"nothing heard for {SILENCE_S:g} s" in lost["reason"]
     os.kill(agent["pid"], signal.SIGKILL)
     run.wait_for_marks("up", ranks=2, attempt=2)
     run.let("go2")
