@@ -34,6 +34,7 @@ SITECUSTOMIZE = r"""
 import hashlib, json, os, re, sys, time
 
 SLOW_S = float(os.environ.get("TEST_STEP_S", "0"))
+HOLD_AT = int(os.environ.get("TEST_HOLD_AT", "0"))
 
 def saw(module, inputs):
     # Of each micro-batch: which samples, in which step. The trainer is who has called, and knows the step.
@@ -50,6 +51,8 @@ def saw(module, inputs):
     with open(os.path.join(os.environ["LAUNCH_RUN_DIR"], f"ledger-{attempt}-{rank}"), "a") as ledger:
         ledger.write(json.dumps(line) + "\n")
     time.sleep(SLOW_S)
+    while line["step"] == HOLD_AT and not os.path.exists(os.path.join(os.environ["LAUNCH_RUN_DIR"], "go-on")):
+        time.sleep(0.02)
 
 if re.search(r"launcher[./]agent", " ".join(sys.orig_argv)):
     from torch.nn.modules.module import register_module_forward_pre_hook
