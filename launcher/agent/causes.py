@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.agent.plain import plain
@@ -108,6 +109,16 @@ class Failure:
     """The last lines on standard error, for a death without an exception."""
     kept: str = ""
     """What was saved by then, as far as the head agent sees: another mark means that the run came further."""
+
+    def to_record(self) -> dict[str, Any]:
+        """As JSON, for a message or an event."""
+        return {**asdict(self), "cause": self.cause.value}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Failure:
+        """What `to_record` has made; an event has more beside it."""
+        known = {name: record[name] for name in cls.__dataclass_fields__ if name in record}
+        return cls(**{**known, "cause": Cause(record["cause"])})
 
     @property
     def who(self) -> str:

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from launcher.agent.workers import Attempt
+from launcher.agent.worker import Attempt
 
 BACKEND = "launch-head"
 

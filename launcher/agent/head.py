@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
@@ -207,7 +207,7 @@ class Head:
         if self.phase is Phase.ENDING and failure.cause is Cause.SIGNAL and failure.exit_code == _KILLED:
             return []  # by us, with the others: worker_ended records it
         self._failed.add(failure.rank)
-        effects: list[Effect] = [Record("failure", {**asdict(failure), "cause": failure.cause.value})]
+        effects: list[Effect] = [Record("failure", failure.to_record())]
         if self.phase is Phase.ENDING:
             return effects
         if self._rescue is not None:
@@ -368,7 +368,7 @@ class Head:
         if failure is None:
             return effects
         failure = self.placed(failure)
-        record = Record("failure", {**asdict(failure), "cause": failure.cause.value})
+        record = Record("failure", failure.to_record())
         return [*effects, record, *self._act_on(failure)]
 
     def _watch_clock(self) -> list[Effect]:

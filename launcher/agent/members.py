@@ -13,6 +13,9 @@ from typing import Any
 
 RETURN_S = 3.0
 """How long others wait for a lost node: if only its agent was killed, another takes its place in milliseconds."""
+FROZEN_S = 3.0
+"""After a gap like this between two of our own looks, which come at least every second, we were stopped ourselves,
+perhaps with all the others (a suspended job)."""
 FIRST_S = 30.0
 """At the beginning of an elastic run: how long those that are there wait for the others."""
 _NAMED = 4

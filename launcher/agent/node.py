@@ -19,10 +19,11 @@ from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, F
 from launcher.agent.head import SILENCE_S
 from launcher.agent.logs import say
 from launcher.agent.loop import Loop
-from launcher.agent.members import RETURN_S
-from launcher.agent.office import FROZEN_S, HeadOffice
+from launcher.agent.members import FROZEN_S, RETURN_S
+from launcher.agent.office import HeadOffice
 from launcher.agent.torchrun import TorchrunWorkers
-from launcher.agent.workers import Attempt, Workers
+from launcher.agent.worker import Attempt
+from launcher.agent.workers import Workers
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
@@ -277,8 +278,7 @@ class NodeAgent:
         self._tell(stop)
 
     def _report_failure(self, failure: Failure, kind: str = "failed") -> None:
-        fields = {key: getattr(failure, key) for key in Failure.__dataclass_fields__}
-        self._tell({"type": kind, "failure": {**fields, "cause": failure.cause.value}})
+        self._tell({"type": kind, "failure": failure.to_record()})
 
     def _report_suspect(self, failure: Failure) -> None:
         self._report_failure(failure, "suspect")

@@ -21,6 +21,7 @@ from launcher.agent.head import Head
 from launcher.agent.limits import limit_of
 from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
+from launcher.agent.members import FROZEN_S
 from launcher.agent.newest import find_newest
 from launcher.agent.patience import Limits
 from launcher.agent.result import newest_checkpoint, write_result
@@ -29,7 +30,6 @@ from launcher.planning.plan import Plan
 from launcher.planning.worker_env import FLIGHT_RECORDER
 from launcher.runs.events import Event, EventWriter, read_events
 from launcher.runs.rundir import RunDir
-from launcher.runs.states import Cause
 from launcher.runs.steps import newest_step
 from launcher.runs.sync import find_parts
 from launcher.runs.times import newest_submission
@@ -38,8 +38,6 @@ from launcher.wording import count
 _TICK_S = 0.25
 _BEAT_S = 1.0
 """How often the other agents hear something: a head agent that is silent is lost."""
-FROZEN_S = 3.0
-"""After a gap like this between two ticks we were stopped ourselves, perhaps with all the others (a suspended job)."""
 _LOOK_S = 1.0
 """How often the head agent looks for what the batch side has to say."""
 _MAX_REFUSALS = 100
@@ -180,11 +178,9 @@ class HeadOffice:
         if kind == "ready":
             self._do(head.ready(node))
         elif kind == "failed":
-            raw = message["failure"]
-            self._do(head.failed(self._placed(Failure(**{**raw, "cause": Cause(raw["cause"])}))))
+            self._do(head.failed(self._placed(Failure.from_record(message["failure"]))))
         elif kind == "suspect":
-            raw = message["failure"]
-            self._do(head.suspected(self._placed(Failure(**{**raw, "cause": Cause(raw["cause"])}))))
+            self._do(head.suspected(self._placed(Failure.from_record(message["failure"]))))
         elif kind == "holds":
             steps = {int(rank): step for rank, step in message["steps"].items()}
             self._do(head.holds(node, message["attempt"], steps))
@@ -362,6 +358,5 @@ def _last_failure(events: Sequence[Event]) -> Failure | None:
     same = ("attempt", "node", "rank")
     for event in events:
         if event["event"] == "failure" and all(event.get(key) == ended[-1].get(key) for key in same):
-            known = {name: event[name] for name in Failure.__dataclass_fields__ if name in event}
-            return Failure(**{**known, "cause": Cause(event["cause"])})
+            return Failure.from_record(event)
     return None

@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 from launcher.agent import proc, zygote
 from launcher.agent.last_words import LastWords
 from launcher.agent.logs import LineFile, Stream, Streams, prefixed
-from launcher.agent.workers import KILLED, Attempt, Worker, Workers
+from launcher.agent.worker import Attempt, Worker
+from launcher.agent.workers import KILLED, Workers
 from launcher.planning.worker_env import TORCHRUN_NAMES
 
 _RELAY = "LAUNCH_RELAY"
@@ -43,6 +44,10 @@ class TorchrunWorkers(Workers):
 
     _listener: socket.socket | None = None
     _torchrun_pid = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._relay_pids: dict[socket.socket, int] = {}
+        super().__init__(*args, **kwargs)
 
     def _begin(self, order: Attempt) -> None:
         """Start torchrun. Its workers come by themselves, or do not: it may have to wait for other nodes."""
@@ -120,6 +125,9 @@ class TorchrunWorkers(Workers):
         if "local_rank" in message:
             self._order(message["local_rank"], connection)
             return
+        if "zygote" in message:
+            self._relay_pids[connection] = message["zygote"]
+            return
         self._on_report(message)
         worker = next((self._workers[rank] for rank, relay in self._relays.items() if relay is connection), None)
         if worker is not None and worker.exit_code is not None and not worker.failed:
@@ -149,6 +157,7 @@ class TorchrunWorkers(Workers):
     def _let_go(self, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):  # already
             self._loop.remove(connection)
+        self._relay_pids.pop(connection, None)
         connection.close()
 
     def _give_up(self, worker: Worker, status: int) -> None:
@@ -157,6 +166,10 @@ class TorchrunWorkers(Workers):
             self._ended(worker, status)
 
     # ---------------------------------------------------------------- the whole node
+
+    def _zygotes(self) -> list[int]:
+        """A relay is the zygote of one worker, and can be stopped as well."""
+        return [*super()._zygotes(), *self._relay_pids.values()]
 
     def _on_report(self, message: Mapping[str, Any]) -> None:
         if message.get("started") == _TORCHRUN:

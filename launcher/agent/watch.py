@@ -16,6 +16,7 @@ from launcher.agent.causes import Failure
 from launcher.agent.clocks import Clock
 from launcher.agent.culprits import Finding, Place, find_culprits, located
 from launcher.agent.effects import Effect, Record, Say, Send
+from launcher.agent.members import FROZEN_S
 from launcher.agent.patience import Limits, Patience
 from launcher.agent.stragglers import Stragglers
 from launcher.runs.clock import Phase
@@ -26,8 +27,6 @@ from launcher.wording import count, duration, ranges
 
 ANSWER_S = 4.0
 """How long the agents have to say where their workers are; less where all have said it."""
-FROZEN_S = 5.0
-"""After a gap like this between two looks we were stopped ourselves, with all the others (a suspended job)."""
 HANG = "hang"
 """Stands for the class of an exception in the failure: the same hang at the same step and place is a repeated one."""
 _SAME_S = 0.5

@@ -10,81 +10,29 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from launcher.agent import control, memory, proc, zygote
-from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, classify, describe
-from launcher.agent.cgroup import MemoryGroup, memory_group
+from launcher.agent.causes import STOPPED_EXIT_CODE, Failure, describe
+from launcher.agent.cgroup import memory_group
 from launcher.agent.clocks import clock_of
-from launcher.agent.last_words import LastWords
 from launcher.agent.logs import LineFile, Stream, Streams, prefixed
 from launcher.agent.loop import Loop
 from launcher.agent.progress import TELL_EVERY_S, StepClock
 from launcher.agent.stacks import StackTaking
 from launcher.agent.survivors import Survivors
+from launcher.agent.worker import Attempt, Worker, failure_of, read_error, suspicion
 from launcher.placeholders import attempt_argv
 from launcher.planning.plan import Plan
 from launcher.planning.worker_env import worker_env
 from launcher.runs.clock import FD_VARIABLE, Phase, StepPage
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
-from launcher.runs.states import Cause
 
 _LOOK_AT_STACKS_S = 0.1
 _WAKE_EVERY_S = 1.0
 KILLED = 9
 """As a wait status."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """What the head says of an attempt when it starts."""
-
-    attempt: int
-    restarts: int
-    master_addr: str
-    master_port: int
-    newest: str | None = None
-    """The checkpoint that the plan's `resume_newest` has found."""
-    members: tuple[int, ...] | None = None
-    """The nodes that take part, by their index in the plan, in the order of their ranks. None = all of them."""
-
-    @classmethod
-    def from_order(cls, order: Mapping[str, Any]) -> Attempt:
-        """What the head's `start` says."""
-        known = {name: order[name] for name in cls.__dataclass_fields__ if name in order}
-        members = known.get("members")
-        return cls(**{**known, "members": None if members is None else tuple(members)})
-
-
-@dataclass(kw_only=True)
-class Worker:
-    """One worker of this node in one attempt."""
-
-    local_rank: int
-    rank: int
-    log: Path
-    error_file: Path
-    file: LineFile
-    streams: Streams
-    page: StepPage
-    """Where it marks its steps."""
-    started_s: float = field(default_factory=time.monotonic)
-    output_s: float | None = None
-    """When it has printed something last."""
-    pid: int = 0
-    exit_code: int | None = None
-    words: LastWords = field(default_factory=LastWords)
-    memory: MemoryGroup | None = None
-    oom_kills: int = 0
-    """In its memory cgroup, when it started."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether it has ended as it should not have."""
-        return self.exit_code not in (None, 0, STOPPED_EXIT_CODE)
 
 
 class Workers:
@@ -205,7 +153,7 @@ class Workers:
         return {
             worker.rank: (worker.local_rank, worker.pid, worker.exit_code, str(worker.error_file))
             for worker in self._workers.values()
-            if worker.exit_code not in (None, 0, STOPPED_EXIT_CODE)
+            if worker.exit_code is not None and worker.failed
         }
 
     # ---------------------------------------------------------------- one worker
@@ -247,8 +195,11 @@ class Workers:
         file = LineFile(log)
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
         worker = Worker(
+            attempt=order.attempt,
+            node=self._node,
             local_rank=local_rank,
             rank=rank,
+            is_alone=len(members) * plan.nproc_per_node == 1,
             log=log,
             error_file=error_file,
             file=file,
@@ -304,7 +255,7 @@ class Workers:
             self._clock.end() if worker.rank == 0 else self._clock.flush()
         worker.file.close()
         worker.exit_code = proc.exit_code(status)
-        error = _read_error(worker.error_file) if worker.exit_code else None
+        error = read_error(worker.error_file) if worker.exit_code else None
         self._events.write(
             "worker_ended",
             attempt=self._attempt,
@@ -315,61 +266,26 @@ class Workers:
             error=describe(worker.exit_code, error) if worker.exit_code not in (0, STOPPED_EXIT_CODE) else None,
         )
         if worker.failed:
-            self.on_failure(self._failure(worker, worker.exit_code, error))
+            self.on_failure(failure_of(worker, error, self._run, by_us=self._killing))
         elif all(other.exit_code in (0, STOPPED_EXIT_CODE) for other in self._workers.values()):
             self.on_done(self._attempt, {other.rank: other.exit_code or 0 for other in self._workers.values()})
 
     def _peer_lost(self, rank: int, message: str, step: int | None) -> None:
-        """A worker that lives has noticed that another does not: how it would have ended."""
         worker = next(worker for worker in self._workers.values() if worker.rank == rank)
-        error = {"message": message}
-        cause = classify(1, error)
-        failure = Failure(
-            attempt=self._attempt,
-            node=self._node,
-            rank=rank,
-            pid=worker.pid,
-            exit_code=1,
-            cause=cause if cause in (Cause.PEER_LOST, Cause.HANG) else Cause.PEER_LOST,
-            message=describe(1, error),
-            place="",
-            log=str(worker.log.relative_to(self._run.path)),
-            step=step,
-        )
-        self.on_suspect(failure)
-
-    def _failure(self, worker: Worker, exit_code: int, error: dict[str, Any] | None) -> Failure:
-        memory = worker.memory
-        oom_killed = memory is not None and not self._killing and memory.oom_kills() > worker.oom_kills
-        timeout = worker.words.timeout
-        alone = self._plan.world_size == 1
-        cause = classify(exit_code, error, oom_killed=oom_killed, timed_out=bool(timeout), alone=alone)
-        message = timeout if error is None and cause is Cause.HANG else describe(exit_code, error)
-        if memory is not None and cause is Cause.OOM_KILLED:
-            message += f": the kernel was out of memory ({memory.describe()})"
-        return Failure(
-            attempt=self._attempt,
-            node=self._node,
-            rank=worker.rank,
-            pid=worker.pid,
-            exit_code=exit_code,
-            cause=cause,
-            message=message,
-            place=str(error.get("place", "")) if error else worker.words.place,
-            log=str(worker.log.relative_to(self._run.path)),
-            log_line=worker.words.line,
-            exception=str(error.get("exception", "")) if error else "",
-            step=_step(error),
-            last_words=worker.words.text if error is None and message != timeout else "",
-        )
+        self.on_suspect(suspicion(worker, message, step, self._run))
 
     # ---------------------------------------------------------------- the zygote
 
     def _wake_zygote(self) -> None:
         """A zygote that somebody has stopped neither starts nor ends anything, nor says who has ended."""
-        if self._zygote_pid and proc.is_stopped(self._zygote_pid):
-            self._events.write("zygote_woken", node=self._node, pid=self._zygote_pid)
-            proc.send_signal(self._zygote_pid, signal.SIGCONT)
+        for pid in self._zygotes():
+            if proc.is_stopped(pid):
+                self._events.write("zygote_woken", node=self._node, pid=pid)
+                proc.send_signal(pid, signal.SIGCONT)
+
+    def _zygotes(self) -> list[int]:
+        """The pids of those that are there, as far as they have said them."""
+        return [self._zygote_pid] if self._zygote_pid else []
 
     def _watch_zygote(self, zygote_end: socket.socket) -> None:
         self._zygote_pid = 0
@@ -436,16 +352,3 @@ class Workers:
             self._zygote.send(json.dumps(message).encode())
         except ConnectionError:
             return  # its end is about to be heard
-
-
-def _read_error(path: Path) -> dict[str, Any] | None:
-    try:
-        error = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # killed before, or while, it wrote one
-        return None
-    return error if isinstance(error, dict) else None
-
-
-def _step(error: dict[str, Any] | None) -> int | None:
-    step = (error or {}).get("step")
-    return step if isinstance(step, int) else None

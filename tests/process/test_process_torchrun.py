@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from launched import Launch, Launched, Recipe
@@ -121,3 +122,15 @@ def test_what_torchrun_says_when_it_cannot_start_is_shown(launch: Launch, recipe
     assert run.wait() == 1, run.text
     assert "a torch that is no torch" in run.text
     assert run.result["first_failure"]["rank"] == 0
+
+
+def test_a_zygote_that_was_stopped_is_woken_here_too(launch: Launch, recipe: Recipe) -> None:
+    """The one that has started torchrun, and not whoever else has said that it is one: the relay of each rank."""
+    run = launch(recipe("import toy\ntoy.mark('up')\ntoy.wait_for('go')\n", nproc=1, resume="self"), env=ENV)
+    run.wait_for_marks("up", ranks=1)
+    torchrun = run.happened("torchrun_started")[0]["pid"]
+    zygote = int((Path("/proc") / str(torchrun) / "stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(zygote, signal.SIGSTOP)
+    assert run.wait_for_event("zygote_woken")["pid"] == zygote
+    run.let("go")
+    assert run.wait() == 0, run.text

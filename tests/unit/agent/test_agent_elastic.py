@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from launcher.agent.elastic import BACKEND, HeadRendezvous, NodeElasticAgent, run_elastic_agent
-from launcher.agent.workers import Attempt
+from launcher.agent.worker import Attempt
 
 FIRST, SECOND = (
     Attempt(attempt=1, restarts=0, master_addr="127.0.0.1", master_port=5001),

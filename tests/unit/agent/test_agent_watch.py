@@ -10,9 +10,10 @@ import pytest
 from launcher.agent.causes import Failure
 from launcher.agent.clocks import Clock
 from launcher.agent.effects import Effect, Record, Say, Send
+from launcher.agent.members import FROZEN_S
 from launcher.agent.patience import FACTOR, FLOOR_S, LEARN_STEPS, SCRIPT_FLOOR_S, UNKNOWN_S, Limits, Patience
 from launcher.agent.restarts import repeats
-from launcher.agent.watch import ANSWER_S, FROZEN_S, Rank, Watch
+from launcher.agent.watch import ANSWER_S, Rank, Watch
 from launcher.runs.clock import Phase
 from launcher.runs.states import Cause
 

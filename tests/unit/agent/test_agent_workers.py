@@ -16,7 +16,8 @@ import pytest
 
 from launcher.agent.causes import Failure
 from launcher.agent.loop import Loop
-from launcher.agent.workers import Attempt, Workers
+from launcher.agent.worker import Attempt
+from launcher.agent.workers import Workers
 from launcher.planning.plan import Plan, WorkerPlan
 from launcher.runs.events import EventWriter, read_events
 from launcher.runs.rundir import RunDir
@@ -41,7 +42,7 @@ class Node:
             preload=None,
             python=sys.executable,
         )
-        self.plan, self.run = make_run(worker=work, nproc_per_node=2, **fields)
+        self.plan, self.run = make_run(worker=work, **{"nproc_per_node": 2, **fields})
         self.loop = Loop()
         self.events = EventWriter(self.run.path, "node-0")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -52,8 +53,9 @@ class Node:
         self.workers.on_failure = self.failures.append
         self.workers.on_done = lambda attempt, codes: self.done.append((attempt, codes))
 
-    def start(self, attempt: int) -> dict[int, int]:
-        return self.workers.start(Attempt(attempt=attempt, restarts=0, master_addr="127.0.0.1", master_port=1))
+    def start(self, attempt: int, **fields: Any) -> dict[int, int]:
+        order = Attempt(attempt=attempt, restarts=0, master_addr="127.0.0.1", master_port=1, **fields)
+        return self.workers.start(order)
 
     def until(self, done: Callable[[], Any]) -> None:
         assert self.loop.run_until(lambda: bool(done()), timeout_s=LIMIT_S), "it did not happen"
@@ -123,4 +125,20 @@ def test_a_stop_that_comes_while_workers_start_reaches_them(make_run: MakeRun, s
     node.start(2)
     node.until(lambda: len(node.failures) == 2)
     assert {failure.exit_code for failure in node.failures} == {143}
+    node.end()
+
+
+def test_a_rank_that_is_left_alone_has_no_peer_to_lose(make_run: MakeRun, script: Path) -> None:
+    """One node of two: a connection that it lost was not to another rank, so nobody else's failure is the cause."""
+    script.write_text("raise ConnectionResetError(104, 'Connection reset by peer')\n")
+    node = Node(make_run, script, nproc_per_node=1)
+    node.start(1, members=(0,))
+    node.workers.kill()
+    node.failures.clear()
+    node.start(2, members=(0,))
+    node.until(lambda: len(node.failures) == 1)
+    node.workers.kill()
+    node.start(3, members=(0, 1))
+    node.until(lambda: len(node.failures) == 2)
+    assert [failure.cause for failure in node.failures] == [Cause.WORKER_ERROR, Cause.PEER_LOST]
     node.end()
