@@ -64,12 +64,12 @@ def loss_message(total: float, samples: int, rank: int) -> tuple[float, ...]:
     return total, samples, float(bad), float(rank if bad else 0)
 
 
-def loss_problem(sums: Sequence[float]) -> str:
-    """What is wrong with the loss of a step; empty where nothing is."""
+def loss_problem(sums: Sequence[float], *, ranks: int) -> str:
+    """What is wrong with the loss of a step; empty where nothing is. ranks: how many there are."""
     loss = sums[0] / sums[1]
     if math.isfinite(loss):
         return ""
-    where = f" on rank {sums[3]:.0f} alone" if sums[2] == 1 else ""
+    where = f" on rank {sums[3]:.0f} alone" if sums[2] == 1 and ranks > 1 else ""
     return f"loss is {loss}{where}"
 
 

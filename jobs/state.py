@@ -36,6 +36,9 @@ _Slots = dict[Tensor, dict[str, Any]]
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be used, or cannot be written: to try again would not help."""
 
+    launch_plain = True
+    """The message says all: the agent shows it without a traceback, as with the other errors that have this."""
+
 
 class DifferenceError(CheckpointError):
     """A checkpoint is of another training than this one."""

@@ -32,6 +32,7 @@ def _not_finite(text: str, step: int) -> FloatingPointError:
     """The end of a training whose numbers are not finite in a step, which is not complete."""
     error = FloatingPointError(text)
     error.launch_step = step  # type: ignore[attr-defined]
+    error.launch_plain = True  # type: ignore[attr-defined]
     return error
 
 
@@ -179,7 +180,8 @@ class Trainer:
         agreed = self._agreement.receive()
         self._parts.report.forget(agreed.written)
         self._shared.receive()
-        problem = loss_problem(agreed.sums) or gradient_problem(self._parts.net, self._any_rank)
+        problem = loss_problem(agreed.sums, ranks=self._parts.world.size)
+        problem = problem or gradient_problem(self._parts.net, self._any_rank)
         if problem:
             self._leave_out(problem, share)
             return agreed.stop

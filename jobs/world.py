@@ -28,9 +28,13 @@ REMIND_S = 10.0
 class PeerError(RuntimeError):
     """Another rank could not do its part."""
 
+    launch_plain = True
+
 
 class WorldError(RuntimeError):
     """The ranks that met are not the ones that were started for this run."""
+
+    launch_plain = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ _CHUNK_BYTES = 1 << 18
 class DownloadError(RuntimeError):
     """No mirror served a file; says what each of them answered."""
 
+    launch_plain = True
+
 
 @dataclass(frozen=True)
 class RemoteFile:

@@ -11,8 +11,8 @@ from launcher.runs.stacks import own_frame, parse_dump
 _LINES = 10
 _LINE_BYTES = 400
 _BYTES = 2_000
-_TRACEBACK = re.compile(rb"(\[rank\d+\]: )?(  \+ Exception Group )?Traceback \(most recent call last\):")
-"""With what torch puts before each line of it once there is a process group."""
+_TRACEBACK = re.compile(rb"(\[rank\d+\]: )?(  \+ Exception Group )?Traceback \(most recent call last\):|ended by \w+: ")
+"""With what torch puts before each line of it once there is a process group; or an error that needs none."""
 _IGNORED = b"Exception ignored in"
 _CRASH = b"Fatal Python error: "
 _OF_A_CRASH = re.compile(

@@ -42,6 +42,9 @@ _redact = _load(Path(__file__).parents[1] / "redact.py")
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 """Nobody else's: the ordinary ones have meanings, the first real-time ones are the C library's own."""
 
+ENDED_BY = "ended by "
+"""Before an error that is shown without a traceback; `last_words` finds it in the log by this."""
+
 
 def show_stacks_on_signal() -> None:
     """From now on STACKS_SIGNAL makes this process write the Python stacks of its threads on descriptor 2.
@@ -129,8 +132,17 @@ def guarded(work: Callable[[], int | None], *, below: str | None = None) -> int:
         trace = _from_file(error.__traceback__, below)
         text = "".join(traceback.format_exception(type(error), error, trace))
         write_error_file(error, trace, text)
-        _show(error, trace, text)
+        if _is_plain(error):
+            _flush(sys.stdout)
+            _say(f"{ENDED_BY}{_message(error)}\n")
+        else:
+            _show(error, trace, text)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Whether the message says all: a full disk, a loss that is not a number. Where our code found it helps nobody."""
+    return getattr(error, "launch_plain", False) is True
 
 
 def _show(error: BaseException, trace: TracebackType | None, text: str) -> None:
@@ -178,7 +190,7 @@ def write_error_file(error: BaseException, trace: TracebackType | None, text: st
         },
         "exception": type(error).__name__,
         "exception_bases": [base.__name__ for base in type(error).__mro__],
-        "place": _place(error, traceback.extract_tb(trace)),
+        "place": "" if _is_plain(error) else _place(error, traceback.extract_tb(trace)),
         "step": step if isinstance(step := getattr(error, "launch_step", None), int) else None,
     }
     # The exception may have come from anywhere, a full disk included; the traceback on stderr is there in any case.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.agent.last_words import LastWords
+from launcher.agent.wrapper import ENDED_BY
 
 
 def words(*parts: tuple[bytes, bool]) -> LastWords:
@@ -36,6 +37,11 @@ def test_a_traceback_is_one_with_the_rank_that_torch_puts_before_each_line() -> 
     for traceback in (b"Traceback (most", b"  + Exception Group Traceback (most"):
         text = b"warning\n[rank1]: " + traceback + b" recent call last):\n[rank1]: ValueError: boom\n"
         assert words((text, True)).line == 2
+
+
+def test_an_error_that_needs_no_traceback_is_where_the_log_is_opened() -> None:
+    text = f"warning\n{ENDED_BY}SaveError: step-20 could not be written\n".encode()
+    assert words((b"out\n", False), (text, True)).line == 3
 
 
 def test_a_progress_bar_is_shown_as_it_was_last_and_gives_no_orders_to_the_terminal() -> None:

@@ -141,6 +141,14 @@ class TestFailure:
         assert done.error["exception_bases"][:2] == ["ValueError", "Exception"]
         assert done.error["place"] == f"{tmp_path / 'a script.py'}:2 in inner"
 
+    def test_an_error_whose_message_says_all_is_shown_without_a_traceback(self, run: Run) -> None:
+        source = "class Full(OSError):\n    launch_plain = True\nprint('before')\nraise Full('the disk is full')\n"
+        done = run(source)
+        assert (done.out, done.err) == ("before\n", "ended by Full: the disk is full\n")
+        assert done.error is not None
+        assert (done.error["place"], done.error["exception_bases"][1]) == ("", "OSError")
+        assert "raise Full" in done.error["message"]["extraInfo"]["py_callstack"], "who looks for it finds it"
+
     def test_a_syntax_error_is_recorded_too(self, run: Run) -> None:
         done = run("x = = 1\n")
         assert done.error is not None
