@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -39,6 +40,8 @@ from launcher.wording import first_line
 
 CHANGE_S = ANSWER_S - 0.5
 """How long a report waits for a step that is being completed: it says so before the agent stops waiting for it."""
+_OF_GLOO = re.compile(r"\[\S*\.cc:\d+\] |\. This is typically .*")
+"""Before and after what gloo has to say: a place in its own sources, and advice that is about one process alone."""
 _LONGEST_MESSAGE = 2_000
 
 
@@ -117,7 +120,8 @@ class Keeper:
         A stop (TERM) changes nothing: the agent, from which it comes, ends this process after the grace time.
         """
         message = f"{type(error).__name__}: {error}"
-        print(f"lost a peer ({first_line(message)}); waiting for the agent", flush=True)
+        told = _OF_GLOO.sub("", first_line(message))
+        print(f"lost a peer ({told}); waiting for the agent", flush=True)
         self._say({"peer_lost": message[:_LONGEST_MESSAGE], "step": step})
         deadline_s = time.monotonic() + limit_s
         while (left_s := deadline_s - time.monotonic()) > 0:

@@ -340,7 +340,8 @@ def _failure(record: RunRecord, event: Event) -> RunRecord:
 
 
 def _restarting(record: RunRecord, event: Event) -> RunRecord:
-    return replace(record, restarts=_int(event.get("restarts")) or record.restarts + 1)
+    told = _int(event.get("restarts"))
+    return replace(record, restarts=record.restarts + 1 if told is None else told)  # a free one leaves it at 0
 
 
 def _stop_requested(record: RunRecord, event: Event) -> RunRecord:

@@ -77,7 +77,7 @@ def test_an_agent_the_head_agent_and_a_zygote_are_replaced_and_the_run_goes_on(
     assert [event["node"] for event in run.happened("zygote_replaced")] == [1]
     causes = [event["cause"] for event in run.happened("attempt_ended")]
     assert causes == ["node_lost", "node_lost", "signal"]
-    assert "node 1: the agent of node 1" in run.text
+    assert "launch | the agent of node 1" in run.text
 
 
 def test_without_resume_a_lost_node_is_the_end_with_a_reason(launch: Launch, recipe: Recipe) -> None:

@@ -153,7 +153,8 @@ def test_a_lost_peer_is_said_and_orders_are_waited_for_but_not_for_ever(
     agent: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent.keeper.hold(Training(4))
-    error = RuntimeError("Connection closed by peer [127.0.0.1]:1\nmore of it")
+    told = "[/src/gloo/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1. This is typically caused by a crash.!"
+    error = RuntimeError(f"{told}\nmore of it")
     waiting = threading.Thread(target=agent.keeper.wait_for_orders, args=(error,), kwargs={"step": 4, "limit_s": 0.3})
     waiting.start()
     assert agent.hear() == {"peer_lost": f"RuntimeError: {error}", "step": 4}

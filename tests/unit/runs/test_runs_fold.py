@@ -98,6 +98,10 @@ def test_a_whole_run_with_a_restart() -> None:
     assert record.ended_s == 1000.0 + WHOLE.index(FINISHED)
 
 
+def test_a_restart_that_is_free_is_not_counted() -> None:
+    assert folded([*RUNNING, {"event": "restarting", "attempt": 2, "restarts": 0}, *attempt(2)]).restarts == 0
+
+
 def test_workers_are_those_that_live_in_the_newest_attempt() -> None:
     until_second = WHOLE[: WHOLE.index(ended(2, 0))]
     assert [(worker["rank"], worker["pid"], worker["attempt"]) for worker in folded(until_second).workers] == [
