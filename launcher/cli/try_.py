@@ -84,9 +84,9 @@ def _rehearse(request: Any, plan: Any, fault: str, timeout_s: float, *, as_json:
     with Stage(timeout_s) as stage:
         found = rehearse(Scene(request=request, plan=plan, fault=Fault(fault), stage=stage), say)
         passed = is_pass(found.checks)
-        stage.keep = not passed
+        stage.keep = stage.has_runs and not passed
     time_s = time.monotonic() - began_s
-    kept = None if passed else str(stage.folder)
+    kept = None if passed or not stage.has_runs else str(stage.folder)
     if as_json:
         verdict = {"verdict": "PASS" if passed else "FAIL", "fault": fault, "time_s": round(time_s, 3), "kept": kept}
         print(json.dumps({**verdict, "checks": fields(found.checks)}, ensure_ascii=False))

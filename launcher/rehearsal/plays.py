@@ -34,6 +34,7 @@ STEPS = 6
 _WINDOW_S = 1.0
 """So long the second half of the steps takes at least: the fault comes after the first, and must not come too late."""
 _MOST_STEPS = 20_000
+_NO_RESUME = "without a recipe that has `resume:` no script is started again after a failure"
 _STILL_S = 1.0
 """A script's checkpoint that has not changed for so long is complete."""
 
@@ -80,7 +81,8 @@ def rehearse(scene: Scene, say: Callable[[Check | str], None]) -> Rehearsal:
     except TooLateError as error:
         found.add(checks.failed("in time", str(error)))
     scene.stage.end_all()
-    found.add(checks.leftovers_check(*scene.stage.leftovers()))
+    if scene.stage.has_runs:
+        found.add(checks.leftovers_check(*scene.stage.leftovers()))
     return found
 
 
@@ -215,7 +217,7 @@ def _show_end(played: Played, found: Rehearsal) -> None:
 def _play_script(scene: Scene, found: Rehearsal) -> None:
     request, plan, fault, stage = scene.request, scene.plan, scene.fault, scene.stage
     if not plan.resumable:
-        found.add(checks.failed("resumes", "the recipe has no `resume:`, so nothing would be started again"))
+        found.add(checks.failed("resumes", f"{_NO_RESUME}; README: Your own torchrun script"))
         return
     if not plan.limits.max_restarts and fault is not Fault.PREEMPT:
         found.add(checks.failed("resumes", "faults.max_restarts is 0, so nothing would be started again"))

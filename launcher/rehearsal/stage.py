@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +22,7 @@ from launcher.runs.rundir import RunDir
 
 _ENTRY = "import sys; sys.path.insert(0, sys.argv.pop(1)); import launch_command; launch_command.entry()"
 """The `launch` of this installation, wherever PATH and PYTHONPATH lead; the workers inherit nothing of it."""
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_EVERY_S = 0.01
 _GONE_S = 10.0
 """How long what was killed may take to be gone (the promise of the launcher itself)."""
@@ -49,9 +50,15 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end_all()
-        if not self.keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        with _held_back():
+            self.end_all()
+            if not self.keep:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether anything was started."""
+        return bool(self._started)
 
     @property
     def runs(self) -> Path:
@@ -70,7 +77,7 @@ class Stage:
     def _run(self, arguments: list[str], name: str, run: RunDir | None = None) -> Played:
         output = self.folder / f"{name}{'-resumed' if run else ''}.out"
         environment = {**os.environ, "XDG_STATE_HOME": str(self.folder / "state")}
-        with output.open("wb") as file:
+        with output.open("wb") as file, _held_back():
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _ENTRY, _installed(), *arguments],
                 stdin=subprocess.DEVNULL,
@@ -79,8 +86,8 @@ class Stage:
                 env=environment,
                 start_new_session=True,  # a Ctrl-C is for the rehearsal, which then ends it
             )
-        played = Played(self, process, output, name=name, run=run)
-        self._started.append(played)
+            played = Played(self, process, output, name=name, run=run)
+            self._started.append(played)
         return played
 
     def until(self, what: str, condition: Callable[[], Any], over: Callable[[], bool] = lambda: False) -> Any:
@@ -206,6 +213,20 @@ class Played:
         if self.process.poll() is None:
             self.process.kill()  # a run in the foreground ends with its launcher
             self.process.wait()
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """A request to end comes after this: what is half started, or half ended, would be left behind."""
+    received: list[int] = []
+    handlers = {signum: signal.signal(signum, lambda signum, _: received.append(signum)) for signum in _ENDS}
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    if received:
+        signal.raise_signal(received[0])
 
 
 def _installed() -> str:

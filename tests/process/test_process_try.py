@@ -110,13 +110,17 @@ def test_a_script_that_begins_again_is_found_and_its_run_is_kept(attempt: Try, r
     assert Path(said["kept"]).parent == tmp_path / "tmp"
 
 
-def test_a_script_that_never_saves_and_one_that_declares_no_resume_are_found(attempt: Try, recipe: Recipe) -> None:
+def test_a_script_that_never_saves_and_one_that_declares_no_resume_are_found(
+    attempt: Try, recipe: Recipe, tmp_path: Path
+) -> None:
     code, said = attempt(recipe("import toy\n", resume="self"))
     (found,) = [check for check in said["checks"] if check["result"] == "fail"]
+    (kept,) = tmp_path.glob("tmp/*/runs/*")
     assert (code, found["name"]) == (1, "saves")
     assert found["evidence"].startswith("it ended before there was a checkpoint; looked for ")
     code, said = attempt(recipe(GOES_ON))
-    assert (code, results(said)["resumes"]) == (1, "fail")
+    assert (code, results(said), said["kept"]) == (1, {"resumes": "fail"}, None)
+    assert [path.name for path in tmp_path.glob("tmp/*/runs/*")] == [kept.name], "where nothing ran nothing is kept"
 
 
 def test_a_wrong_recipe_is_refused_as_ever(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -165,3 +166,20 @@ def test_what_is_left_of_a_run_is_found() -> None:
             left.rmdir()
         assert (len(processes), shared) == (1, [left.name])
         assert str(sleeper.pid) in processes[0]
+
+
+def test_a_run_that_is_interrupted_while_it_is_started_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    stage = Stage(5.0)
+    with pytest.raises(KeyboardInterrupt), stage:
+        stage.start("no-such-recipe.yaml", name="x")
+    assert started[0].returncode == -signal.SIGKILL
+    assert not stage.folder.exists()
