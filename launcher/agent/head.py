@@ -106,6 +106,8 @@ class Head:
     """The last one that this head, or the one before it in the same allocation, has started."""
     members: Members = field(init=False)
     _rescue: Rescue | None = None
+    _kept: Rescue | None = None
+    """The one that has kept the newest state. None: that is a checkpoint of the training's own."""
     _afterwards: Finish | Leave | None = None
     """What a rescue of the last state, to disk, is followed by if it fails. None: a restart follows."""
     _save_until_s: float = math.inf
@@ -240,7 +242,10 @@ class Head:
     def saved(self, attempt: int) -> list[Effect]:
         """A checkpoint is complete: nothing is lost by a restart now, so who has come (back) is taken in."""
         newcomers = self.members.newcomers
-        if attempt != self.attempt or self.phase is not Phase.RUNNING or not newcomers or not self.resumable:
+        if attempt != self.attempt:
+            return []
+        self._kept = None
+        if self.phase is not Phase.RUNNING or not newcomers or not self.resumable:
             return []
         if self._suspects or self._hang is not None:
             return []  # something else is about to end this attempt
@@ -332,15 +337,19 @@ class Head:
             Say(f"{reason}: stopping; up to {grace_s:g} s to save and leave"),
         ]
         self._save_until_s = self.now_s + grace_s
+        early_s = min(SAVE_S, grace_s / 6) if self.rescues else 0.0
         if self.phase is Phase.JOINING:
-            return effects + self._order_end(self._stop.end(saved=False))
-        if self.phase is Phase.RESCUING:
-            return effects + self._save_and_end(self._stop.end(saved=False))
+            if self._kept is None or self._kept.on_disk:
+                return effects + self._order_end(self._stop.end(saved=self._kept is not None))
+            self._deadline_s = self.now_s + grace_s - early_s  # the next attempt saves what is in memory, and leaves
+            return effects
+        if self._rescue is not None:
+            self._afterwards = self._stop.end(saved=False)
+            return effects + self._go_on_rescuing()
         if self._hang is not None:
             return effects + self._stopped_without_checkpoint(self._hang)
         if self._suspects and self.allocation is not None:
             return effects + self._stopped_without_checkpoint(self._suspects[0])  # the signal was faster than its word
-        early_s = min(SAVE_S, grace_s / 6) if self.rescues else 0.0
         self.phase, self._deadline_s = Phase.STOPPING, self.now_s + grace_s - early_s
         return [*effects, Send({"type": "stop"})]
 
@@ -354,6 +363,8 @@ class Head:
         effects += self._watch_clock()
         if self._rescue is not None:
             effects += self._go_on_rescuing()
+        elif self.phase is Phase.JOINING and self._deadline_s is not None and self.now_s >= self._deadline_s:
+            effects += self._order_end(self._stop.end(saved=False))
         elif self.phase is Phase.JOINING:
             effects += self._advance() or self._wait_for_nodes()
         elif self._deadline_s is not None and self.now_s >= self._deadline_s:
@@ -401,7 +412,9 @@ class Head:
         self.attempt += 1
         effects = self._scale(nodes) if self.members.is_elastic else []
         self.attempt_here = self.attempt
-        self.phase, self._deadline_s = Phase.RUNNING, None
+        stops = [Send({"type": "stop"})] if self._stop.requested else []
+        self.phase = Phase.STOPPING if stops else Phase.RUNNING
+        self._deadline_s = self._deadline_s if stops else None
         self._suspects.clear()
         self._failed.clear()
         self._hang = None
@@ -423,10 +436,10 @@ class Head:
         if self.allocation is not None:
             started["allocation"] = self.allocation
         if not self.members.is_elastic:
-            return [Record("attempt_started", {**started, "nodes": len(nodes)}), Send(order)]
+            return [Record("attempt_started", {**started, "nodes": len(nodes)}), Send(order), *stops]
         order["members"] = list(nodes)
         record = Record("attempt_started", {**started, "nodes": len(nodes), "members": list(nodes)})
-        return [*effects, record, *(Send(order, node) for node in nodes)]
+        return [*effects, record, *(Send(order, node) for node in nodes), *stops]
 
     def _place(self, rank: int) -> Rank:
         node = self.members.node_of(rank)
@@ -497,7 +510,8 @@ class Head:
             return [ended, *self._order_end(end)]
         self.restarts += 0 if free else 1
         budget = "free" if free else f"restart {self.restarts} of {self.max_restarts}"
-        told = f"{failure.who}: {failure.headline}; restarting ({budget})"
+        who = f"{failure.who}: " if failure.rank >= 0 else ""  # of a lost node the headline says which
+        told = f"{who}{failure.headline}; restarting ({budget})"
         restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
         return [ended, Record("restarting", restarting), Say(told), *self._before_restart()]
 
@@ -528,8 +542,9 @@ class Head:
         if not self._rescue.over and not late:
             return effects
         if self._afterwards is None:
+            self._kept = self._kept if self._rescue.step is None else self._rescue
             return effects + self._restart()
-        saved = self._rescue.step is not None
+        saved = self._rescue.step is not None and self._rescue.on_disk
         return effects + self._order_end(self._stop.end(saved=True) if saved else self._afterwards)
 
     def _restart(self) -> list[Effect]:

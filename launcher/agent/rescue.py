@@ -32,8 +32,8 @@ class Rescue:
     """What is kept shall outlive the processes of the run, which may not start another attempt. Set it at any time."""
     step: int | None = None
     """The one that was kept."""
-    kept_by: int | None = None
-    """The rank that kept it."""
+    on_disk: bool = False
+    """Whether what was kept is there. Else it is in memory."""
     over: bool = False
     _awaited: dict[int, float] = field(default_factory=dict)
     """Nodes that have not said what their workers hold, with until when that is waited for."""
@@ -41,8 +41,10 @@ class Rescue:
     """Step and node by rank, of those that have not been asked."""
     _keeping: tuple[int, int, int] | None = None
     """Rank, step and node of the one that was asked."""
-    _on_disk: bool = False
+    _to_disk_now: bool = False
     """Where it keeps it."""
+    _in_memory: tuple[int, int, int] | None = None
+    """As `_keeping`, of what was kept in memory before it was wanted on disk."""
     _keep_until_s: float = 0.0
     _problems: list[str] = field(default_factory=list)
 
@@ -71,7 +73,7 @@ class Rescue:
         if self._keeping is None or self._keeping[0] != rank:
             return
         if error is None:
-            self.kept_by, self.step, _ = self._keeping
+            self.step, self.on_disk = self._keeping[1], self._to_disk_now
         else:
             self._keeping = None
             self._problems.append(f"rank {rank}: {error}")
@@ -99,6 +101,9 @@ class Rescue:
         if self.over:
             return []
         if self._keeping is not None:
+            if self.step is not None and self.to_disk and not self.on_disk:
+                self._in_memory, self.step = self._keeping, None
+                return [self._order(self._keeping, now_s)]
             if self.step is not None:
                 return self._kept(*self._keeping, took_s=round(now_s - self.began_s, 3))
             if now_s < self._keep_until_s:
@@ -111,21 +116,28 @@ class Rescue:
         return [] if self._awaited else self._ask_the_next(now_s)
 
     def _ask_the_next(self, now_s: float) -> list[Send | Record]:
+        if not self._held and self._in_memory is not None:
+            self.step = self._in_memory[1]
+            return self._kept(*self._in_memory, took_s=round(now_s - self.began_s, 3))
         if not self._held:
             reason = "; ".join(self._problems) or "no worker is left that has completed a step"
             self.over = True
             return [Record("not_rescued", {"attempt": self.attempt, "reason": reason})]
         rank = min(self._held, key=lambda rank: (-self._held[rank][0], rank))
         step, node = self._held.pop(rank)
-        self._keeping, self._keep_until_s = (rank, step, node), now_s + KEEP_S
-        self._on_disk = self.to_disk
+        return [self._order((rank, step, node), now_s)]
+
+    def _order(self, keeping: tuple[int, int, int], now_s: float) -> Send:
+        self._keeping, self._keep_until_s = keeping, now_s + KEEP_S
+        self._to_disk_now = self.to_disk
+        rank, _, node = keeping
         order = {"type": "keep", "attempt": self.attempt, "rank": rank}
-        return [Send({**order, "to_disk": True} if self._on_disk else order, node)]
+        return Send({**order, "to_disk": True} if self.to_disk else order, node)
 
     def _kept(self, rank: int, step: int, node: int, *, took_s: float) -> list[Send | Record]:
         self.over = True
         fields = {"attempt": self.attempt, "step": step, "time_s": took_s}
         effects: list[Send | Record] = [Record("rescued", {**fields, "node": node, "rank": rank})]
-        if self._on_disk:
+        if self.on_disk:
             effects.append(Record("checkpoint_saved", {**fields, "path": f"checkpoints/step-{step}", "best": False}))
         return effects

@@ -217,11 +217,9 @@ class TestStop:
         killed(head)
         head.holds(0, 1, {})
         head.holds(1, 1, {1: 7})
-        effects = head.stop(0, "TERM", 15)
-        assert sent(effects) == [("report", 0), ("report", 1)]
-        assert head.kept(1, 1, None) == [], "that was in memory"
-        head.holds(0, 1, {})
-        (keep,) = head.holds(1, 1, {1: 7})
+        assert sent(head.stop(0, "TERM", 15)) == [], "whoever writes cannot be asked"
+        at(head, HOLDS_S + 1.0, 0, 1)
+        (keep,) = head.kept(1, 1, None)  # in memory
         assert keep == Send({"type": "keep", "attempt": 1, "rank": 1, "to_disk": True}, 1)
         effects = head.kept(1, 1, None) + all_ready(head)
         assert ("start", None) not in sent(effects)
@@ -272,3 +270,63 @@ class TestStop:
         killed(head)
         assert head.phase is Phase.RESCUING
         assert sent(head.stop(0, "TERM", 15)) == [("kill", None)]
+
+    def test_what_is_in_memory_alone_is_saved_by_the_next_attempt_and_that_is_the_end(self) -> None:
+        head = rescuing_run()
+        killed(head)
+        head.holds(0, 1, {})
+        head.holds(1, 1, {1: 7})
+        assert sent(head.kept(1, 1, None)) == [("kill", None)]
+        assert sent(head.stop(0, "TERM", 15)) == []
+        assert sent(all_ready(head)) == [("start", None), ("stop", None)]
+        head.done(0, 2, {0: 75})
+        end = finish_of(head.done(1, 2, {1: 75}))
+        assert (end.state, end.exit_code) == (RunState.CANCELLED, 75)
+
+    def test_an_attempt_that_did_not_come_to_its_first_step_has_lost_nothing_of_that(self) -> None:
+        head = rescuing_run()
+        killed(head)
+        head.holds(0, 1, {})
+        head.holds(1, 1, {1: 7})
+        head.kept(1, 1, None)
+        all_ready(head)
+        killed(head)
+        head.holds(0, 2, {})
+        assert recorded(head.holds(1, 2, {1: None})) == ["not_rescued"]
+        assert sent(head.stop(0, "TERM", 15)) == []
+        assert sent(all_ready(head)) == [("start", None), ("stop", None)]
+
+    def test_the_next_attempt_is_waited_for_as_long_as_a_stop_may_take(self) -> None:
+        head = rescuing_run()
+        killed(head)
+        head.holds(0, 1, {})
+        head.holds(1, 1, {1: 7})
+        head.kept(1, 1, None)
+        head.ready(0)
+        head.stop(0, "TERM", 15)
+        for now_s in (10.0, 20.0, GRACE_S - 3.1):
+            assert sent(at(head, now_s, 0, 1)) == []
+        assert sent(at(head, GRACE_S - 3.0, 0, 1)) == [("kill", None)]
+        assert finish_of(all_ready(head)).exit_code == 143
+
+    @pytest.mark.parametrize("newest", ["rescued to disk", "saved"])
+    def test_what_is_on_disk_needs_no_attempt_more(self, newest: str) -> None:
+        head = rescuing_run()
+        if newest == "saved":
+            killed(head)
+            head.holds(0, 1, {})
+            head.holds(1, 1, {1: 7})
+            head.kept(1, 1, None)
+            all_ready(head)
+            head.saved(2)
+            killed(head)
+            head.holds(0, 2, {})
+            head.holds(1, 2, {})
+        else:
+            head.lost(0, "closed")
+            head.holds(1, 1, {1: 7})
+            at(head, RETURN_S, 1)
+            assert "checkpoint_saved" in recorded(head.kept(1, 1, None))
+        assert sent(head.stop(1, "TERM", 15))[-1] == ("kill", None)
+        head.joined(0, "n0")
+        assert finish_of(all_ready(head)).exit_code == (143 if newest == "saved" else 75)

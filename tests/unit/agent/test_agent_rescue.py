@@ -63,6 +63,24 @@ def test_an_order_to_keep_it_on_disk_says_so() -> None:
     assert saved.fields == fields
 
 
+def test_what_is_in_memory_when_it_is_wanted_on_disk_is_written_once_more() -> None:
+    rescue = begun(1)
+    rescue.holds(0, {0: 7, 1: 7})
+    assert kept_by(rescue.advance(100.0)) == (0, 0)
+    rescue.to_disk = True
+    assert rescue.advance(100.1) == [], "whoever writes is not disturbed"
+    rescue.kept(0, None)
+    (send,) = rescue.advance(100.2)
+    assert send == Send({"type": "keep", "attempt": 4, "rank": 0, "to_disk": True}, 0)
+    assert (rescue.over, rescue.on_disk) == (False, False)
+    rescue.kept(0, "no room")
+    assert kept_by(rescue.advance(100.3)) == (1, 0), "another may be able to"
+    rescue.gone(1)
+    event, fields = outcome(rescue.advance(100.4))
+    assert (event, fields["step"], fields["rank"]) == ("rescued", 7, 0), "what is in memory is still there"
+    assert (rescue.over, rescue.on_disk) == (True, False)
+
+
 def test_who_cannot_write_is_followed_by_the_next_best() -> None:
     rescue = begun(1)
     rescue.holds(0, {0: 7, 1: 8, 2: 8})
