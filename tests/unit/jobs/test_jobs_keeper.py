@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -45,9 +46,10 @@ class Agent:
     def __init__(self) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.settimeout(WAIT_S)
-        keeper = Keeper.start(
-            {"LAUNCH_CONTROL_FD": str(theirs.detach())}, GroupSockets(store_port=1), torch.device("cpu")
-        )
+        self.fd = theirs.detach()
+        """The keeper's end."""
+        self.sockets = GroupSockets(store_port=1)
+        keeper = Keeper.start({"LAUNCH_CONTROL_FD": str(self.fd)}, self.sockets, torch.device("cpu"))
         assert keeper is not None
         self.keeper = keeper
 
@@ -104,6 +106,24 @@ def test_what_is_reported_is_kept_and_no_step_is_completed_after_that(agent: Age
 def test_before_the_first_step_there_is_nothing_to_keep(agent: Agent, tmp_path: Path) -> None:
     assert agent.report() is None
     assert agent.keep(tmp_path) == {"not_kept": "there is no whole state"}
+
+
+def test_while_the_training_may_go_on_nothing_is_kept(agent: Agent, tmp_path: Path) -> None:
+    agent.keeper.hold(Training(4))
+    assert agent.keep(tmp_path) == {"not_kept": "there is no whole state"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_wakes_whoever_waits_for_a_dead_peer(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken = threading.Event()
+    monkeypatch.setattr(agent.sockets, "shut", woken.set)
+    agent.keeper.hold(Training(4))
+    assert agent.report() == 4
+    assert woken.is_set()
+
+
+def test_a_process_that_the_training_starts_does_not_get_the_socket(agent: Agent) -> None:
+    assert not os.get_inheritable(agent.fd)
 
 
 def test_at_step_0_there_is_nothing_to_lose(agent: Agent) -> None:

@@ -234,6 +234,17 @@ def test_a_state_of_another_run_is_not_taken(tmp_path: Path) -> None:
     )
 
 
+def test_a_state_under_the_name_of_another_step_is_not_taken(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    training.step()
+    training.kept.write(training.memory)
+    (training.memory / "step-1").rename(training.memory / "step-9")
+    assert resume(training)[1:] == (
+        "there is no checkpoint to resume from; step-9 in the memory of node 1 is broken: state.json says step 1",
+        0,
+    )
+
+
 def test_half_a_state_in_memory_is_removed(tmp_path: Path) -> None:
     training = Training(tmp_path)
     (training.memory / "step-7.tmp-kept-1-2").mkdir()
