@@ -245,3 +245,12 @@ def test_documented_installs_are_the_tested_versions() -> None:
 def test_the_table_of_the_training_job_names_its_modules() -> None:
     text = (ROOT / "jobs" / "README.md").read_text("utf-8")
     assert [path.name for path in (ROOT / "jobs").glob("[!_]*.py") if f"`{path.name}`" not in text] == []
+
+
+def test_every_fault_has_a_test_that_is_there() -> None:
+    """The table of faults in tests/README.md names tests by file and function."""
+    table = (ROOT / "tests" / "README.md").read_text().partition("## Faults")[2]
+    named = re.findall(r"`([a-z]+/test_\w+\.py)::(test_\w+)`", table)
+    assert len(named) > 30
+    missing = [name for file, name in named if f"def {name}(" not in (ROOT / "tests" / file).read_text()]
+    assert missing == []
