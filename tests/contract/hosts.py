@@ -32,6 +32,8 @@ NETWORK = "198.18.90"
 PORT = 21000
 """Of the head agent. Each machine has all ports for itself."""
 _LOOK_EVERY_S = 0.02
+_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""A test that is killed takes its machines with it."""
 _INIT = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nprint('up', flush=True)\nwhile 1: signal.pause()"
 """What process 1 of a machine does: it buries the orphans of others."""
 _BOOT = """
@@ -70,7 +72,7 @@ class Host:
         boot = ("sh", "-ec", _BOOT, "boot", str(self._bed.hosts_file), self.name, sys.executable, _INIT)
         with (self._bed.folder / f"{self.name}.log").open("a") as log:
             self._unshare = subprocess.Popen(
-                ["unshare", *namespaces, "--propagation", "private", *boot],
+                [*_WITH_US, "unshare", *namespaces, "--propagation", "private", *boot],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -190,7 +192,9 @@ class Bed:
         names = [f"{host.address} {host.name}.bed {host.name}" for host in self.hosts]
         self.hosts_file.write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
         self._switch = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "echo up; exec sleep infinity"], stdout=subprocess.PIPE, text=True
+            [*_WITH_US, "unshare", "--net", "sh", "-c", "echo up; exec sleep infinity"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._switch.stdout is not None
         assert self._switch.stdout.readline() == "up\n"
