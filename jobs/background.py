@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from jobs.private_torch import copy_each
 from jobs.storage import Part
 
 NICENESS = 10
@@ -93,10 +94,8 @@ class Background:
         targets = [self._memory(part) for part in parts]
         if ready is not None:
             self._copy_from_cuda(targets, [part.tensor for part in parts], ready)
-        elif parts:
-            torch._foreach_copy_(
-                targets, [part.tensor for part in parts]
-            )  # one call: the interpreter is free meanwhile
+        else:
+            copy_each(targets, [part.tensor for part in parts])
         return [replace(part, tensor=target) for part, target in zip(parts, targets, strict=True)]
 
     def _copy_from_cuda(self, targets: list[Tensor], sources: list[Tensor], ready: torch.cuda.Event) -> None:

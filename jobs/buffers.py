@@ -12,15 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from jobs.private_torch import buffers_of, copy_each
+
 
 class SharedBuffers:
     """The floating-point buffers of a network, as rank 0 has them. Others (counters) are the same on all ranks."""
 
     def __init__(self, net: nn.Module, *, ranks: int) -> None:
         self._places = [
-            (module._buffers, name)
+            (buffers_of(module), name)
             for module in (net.modules() if ranks > 1 else ())
-            for name, buffer in module._buffers.items()
+            for name, buffer in buffers_of(module).items()
             if buffer is not None and buffer.is_floating_point()
         ]
         self._sent: list[tuple[dist.Work, Tensor, list[Tensor]]] = []
@@ -43,5 +45,5 @@ class SharedBuffers:
         for work, flat, buffers in self._sent:
             work.wait()
             parts = torch.split(flat, [buffer.numel() for buffer in buffers])
-            torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
+            copy_each(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
         self._sent.clear()

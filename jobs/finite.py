@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from jobs.private_torch import buffers_of, copy_each, norm_of_each
+
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
@@ -92,7 +94,7 @@ def _first_bad(named: Iterable[tuple[str, Tensor]]) -> str:
     grads = [(name, grad) for name, grad in named if grad.numel()]
     if not grads:
         return ""
-    norms = torch._foreach_norm([grad for _, grad in grads])
+    norms = norm_of_each([grad for _, grad in grads])
     if math.isfinite(torch.stack([norm.float() for norm in norms]).max().item()):
         return ""
     # The square of a number may be too large where the number is not, so this alone decides.
@@ -108,9 +110,9 @@ class KeptBuffers:
 
     def __init__(self, net: nn.Module) -> None:
         self._places = [
-            (f"{path}.{name}" if path else name, module._buffers, name)
+            (f"{path}.{name}" if path else name, buffers_of(module), name)
             for path, module in net.named_modules(remove_duplicate=False)
-            for name, buffer in module._buffers.items()
+            for name, buffer in buffers_of(module).items()
             if buffer is not None
         ]
         self._kept = [buffer.detach().clone() for buffer in self._now()]
@@ -120,8 +122,7 @@ class KeptBuffers:
         for index, buffer in enumerate(self._now()):
             if buffer.shape != self._kept[index].shape or buffer.dtype != self._kept[index].dtype:
                 self._kept[index] = torch.empty_like(buffer)
-        if self._kept:
-            torch._foreach_copy_(self._kept, self._now())
+        copy_each(self._kept, self._now())
 
     def restore(self) -> None:
         """Put back what was noted."""

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from jobs.private_torch import abort_groups
 from jobs.sockets import GroupSockets
 from launcher.agent.causes import classify
 from launcher.agent.control import FD_VARIABLE, MAX_DATAGRAM_BYTES
@@ -163,7 +164,7 @@ class Keeper:
         """Let every collective fail that is waiting, or begins now."""
         self._sockets.shut()
         if self._device.type == "cuda" and dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()
+            abort_groups()
 
     def _note(self, held: Held) -> None:
         self._step = held.note()

@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 
 from jobs.folders import named, read_state, step_of
 from jobs.manifest import STATE, BrokenError, compare, look, read_manifest, share
+from jobs.private_torch import copy_each
 from jobs.state import CheckpointError, DifferenceError, TrainingState
 from jobs.storage import TENSORS, parse_list
 from jobs.world import Meeting, World
@@ -198,7 +199,7 @@ def spread(tensors: Mapping[str, Tensor], source: int, group: ProcessGroup | Non
             torch.cat(together, out=view)
         dist.broadcast(view, src=source, group=group)
         if not is_source:
-            torch._foreach_copy_(together, list(torch.split(view, sizes)))
+            copy_each(together, list(torch.split(view, sizes)))
     for tensor, received in zip(ordered, on_host, strict=True):
         if not is_source and received is not tensor:
             tensor.copy_(received)

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -37,6 +36,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from jobs.durable import FileInfo, write_hashed
+from jobs.private_torch import narrow_tensor_by_index
 from jobs.tensorfile import Entry, TensorFile, TensorFileError, write_tensors
 
 TENSORS = "tensors.json"

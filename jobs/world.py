@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store  # where they are defined; torch.distributed re-exports them
 from torch.distributed import ProcessGroup
 from torch.distributed.rendezvous import rendezvous
+
+from jobs.private_torch import PrefixStore, Store
 
 T = TypeVar("T")
 
