@@ -95,6 +95,14 @@ def test_who_cannot_write_is_followed_by_the_next_best() -> None:
     assert fields["reason"] == "rank 1: no room; rank 2 ended while it wrote; rank 0: no room either"
 
 
+def test_who_ends_before_its_turn_is_not_asked() -> None:
+    rescue = begun()
+    rescue.holds(0, {0: 8, 1: 7})
+    rescue.gone(0)
+    rescue.holds(1, {2: 7})
+    assert kept_by(rescue.advance(100.0)) == (1, 0)
+
+
 def test_the_word_of_somebody_else_is_not_that_of_the_one_who_writes() -> None:
     rescue = begun(1)
     rescue.holds(0, {0: 7, 1: 8})
@@ -163,6 +171,14 @@ class TestLostNodes:
         rescue.holds(1, {1: 8})
         assert kept_by(rescue.advance(100.0)) == (1, 1)
         rescue.left(1)
+        assert kept_by(rescue.advance(100.0)) == (0, 0)
+
+    def test_what_it_held_is_not_asked_for_after_that(self) -> None:
+        rescue = begun(3)
+        rescue.holds(0, {0: 7})
+        rescue.holds(1, {1: 8})
+        rescue.left(1)
+        rescue.holds(2, {2: 7})
         assert kept_by(rescue.advance(100.0)) == (0, 0)
 
     def test_what_it_has_kept_counts_if_that_was_said_before(self) -> None:

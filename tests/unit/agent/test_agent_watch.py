@@ -187,6 +187,17 @@ class TestHang:
         assert (run.failure.rank, run.failure.node, run.failure.cause) == (3, 1, Cause.HANG)
         assert (run.failure.step, run.failure.place) == (120, "/run/code/train.py:39 in step")
 
+    def test_a_heartbeat_that_took_its_time_is_no_progress(self) -> None:
+        run = Run(watching(timeout_s=5.0, restarts=True))
+        run.mark_all(Phase.STEP, 120)
+        assert asked(run.pass_time(7.0)) == [0, 1]
+        for clock in run.clocks.values():
+            clock["marked_s"] += 0.3  # as it seems to the head, which counts from when it has heard
+        assert asked(run.pass_time(1.5)) == [], "they were asked already"
+        run.answer({0: ALL_REDUCE, 1: LOADER})
+        (hang,) = hangs(run.pass_time(0.25))
+        assert [each["rank"] for each in hang["culprits"]] == [1]
+
     def test_any_rank_that_gets_on_is_progress(self) -> None:
         run = Run(watching(timeout_s=5.0, restarts=True))
         for step in range(1, 20):
