@@ -77,7 +77,7 @@ def test_of_ranks_that_all_wait_the_one_apart_is_to_blame() -> None:
     places = {rank: Place(step=5, frames=IN_ALL_REDUCE) for rank in range(4)}
     places[2] = Place(step=5, frames=IN_BARRIER)
     found = find_culprits(places)
-    assert (found.culprits, found.waiting) == ((2,), (0, 1, 3))
+    assert (found.culprits, found.waiting, found.mismatched) == ((2,), (0, 1, 3), True)
     assert "different collectives" in found.note
 
 
@@ -93,5 +93,5 @@ def test_of_two_that_wait_apart_at_the_same_step_both_are_named() -> None:
 
 def test_where_all_wait_for_the_same_nobody_is_blamed() -> None:
     found = find_culprits({rank: Place(step=5, frames=IN_ALL_REDUCE) for rank in range(3)})
-    assert (found.culprits, found.waiting) == ((), (0, 1, 2))
+    assert (found.culprits, found.waiting, found.mismatched) == ((), (0, 1, 2), False)
     assert "the network" in found.note
