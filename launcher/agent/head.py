@@ -5,9 +5,10 @@
        |                     |  +--stop--> STOPPING --all done--> OVER
        +--retry-- RESCUING --+--failure, no retry--> ENDING --all killed--> OVER
 
-It owns the attempt number, the restart budget, which failure was the first, and how the run ends. Any node may be lost
-and come back at any time. Who takes part is `members.py`'s, what survivors keep `rescue.py`'s; sockets, ports and files
-are `office.py`'s and `node.py`'s.
+It owns the attempt number, the restart budget and how the run ends. Any node may be lost and come back at any time. Who
+takes part is `members.py`'s, which failure was the first `weighing.py`'s, what survivors keep `rescue.py`'s, stops are
+`stopping.py`'s, and whether the workers get on is `watch.py`'s; sockets, ports and files are `office.py`'s and
+`node.py`'s.
 """
 
 from __future__ import annotations
@@ -29,16 +30,13 @@ from launcher.agent.rescue import Rescue
 from launcher.agent.restarts import decide
 from launcher.agent.stopping import Stopping
 from launcher.agent.watch import Rank, Watch
+from launcher.agent.weighing import Weighing
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import NOT_RETRIED, Cause, RunState, is_signal
 from launcher.wording import signal_name
 
 _KILLED = 128 + SIGKILL
-SETTLE_S = 1.0
-"""How long a lost peer waits for the failure that it is a consequence of. Ends as soon as that arrives."""
 WAITING_EVERY_S = 10.0
-STACKS_S = 2.0
-"""How long the workers that still run have to write down where they are, once a collective has timed out."""
 SILENCE_S = 12.0
 """An agent that says nothing for this long is lost (they say something every second, the head agent too)."""
 REJOIN_S = 20.0
@@ -114,11 +112,9 @@ class Head:
     """When that one is given up."""
     _scaled_because: str = ""
     """Why the next attempt has other nodes than the last one."""
-    _suspects: list[Failure] = field(default_factory=list)
-    _hang: Failure | None = None
-    _failed: set[int] = field(default_factory=set)
-    """Ranks that have failed in this attempt."""
+    _weighing: Weighing = field(init=False)
     _deadline_s: float | None = None
+    """When a stop has taken long enough."""
     _since_s: float = 0.0
     _said_waiting_s: float = 0.0
     _stop: Stopping = field(init=False)
@@ -132,6 +128,7 @@ class Head:
             ends_s=self.ends_s,
             limit=self.limit,
         )
+        self._weighing = Weighing(in_allocation=self.allocation is not None)
         self.members = Members.of(
             self.node_count,
             self.hosts,
@@ -182,7 +179,7 @@ class Head:
     @property
     def waits(self) -> bool:
         """Whether something is about to follow, also if nobody says a word more."""
-        return self._deadline_s is not None
+        return self._deadline_s is not None or self._weighing.until_s is not None
 
     def is_lost(self, node: int) -> bool:
         """Whether a node has never joined, or was given up."""
@@ -208,7 +205,7 @@ class Head:
             return []
         if self.phase is Phase.ENDING and failure.cause is Cause.SIGNAL and failure.exit_code == _KILLED:
             return []  # by us, with the others: worker_ended records it
-        self._failed.add(failure.rank)
+        self._weighing.failed.add(failure.rank)
         effects: list[Effect] = [Record("failure", failure.to_record())]
         if self.phase is Phase.ENDING:
             return effects
@@ -247,7 +244,7 @@ class Head:
         self._kept = None
         if self.phase is not Phase.RUNNING or not newcomers or not self.resumable:
             return []
-        if self._suspects or self._hang is not None:
+        if self._weighing.first is not None:
             return []  # something else is about to end this attempt
         names = listed({index: self.members.nodes[index].host for index in newcomers})
         self._scaled_because = f"{names} {'have' if len(newcomers) > 1 else 'has'} come"
@@ -337,7 +334,7 @@ class Head:
             Say(f"{reason}: stopping; up to {grace_s:g} s to save and leave"),
         ]
         self._save_until_s = self.now_s + grace_s
-        early_s = min(SAVE_S, grace_s / 6) if self.rescues else 0.0
+        early_s = min(SAVE_S, grace_s / 6) if self._keeps else 0.0
         if self.phase is Phase.JOINING:
             if self._kept is None or self._kept.on_disk:
                 return effects + self._order_end(self._stop.end(saved=self._kept is not None))
@@ -346,10 +343,11 @@ class Head:
         if self._rescue is not None:
             self._afterwards = self._stop.end(saved=False)
             return effects + self._go_on_rescuing()
-        if self._hang is not None:
-            return effects + self._stopped_without_checkpoint(self._hang)
-        if self._suspects and self.allocation is not None:
-            return effects + self._stopped_without_checkpoint(self._suspects[0])  # the signal was faster than its word
+        first = self._weighing.first
+        if first is not None and (self._weighing.hang is not None or self.allocation is not None):
+            return effects + self._stopped_without_checkpoint(
+                first
+            )  # in an allocation: the signal was faster than its word
         self.phase, self._deadline_s = Phase.STOPPING, self.now_s + grace_s - early_s
         return [*effects, Send({"type": "stop"})]
 
@@ -368,8 +366,10 @@ class Head:
         elif self.phase is Phase.JOINING:
             effects += self._advance() or self._wait_for_nodes()
         elif self._deadline_s is not None and self.now_s >= self._deadline_s:
-            effects += self._deadline_passed()
-        elif self.phase is Phase.RUNNING and not self._suspects and self._hang is None:
+            effects += self._grace_is_over()
+        elif self.phase is Phase.RUNNING and self._weighing.is_time(self.now_s):
+            effects += self._act_on_first()
+        elif self.phase is Phase.RUNNING and self._weighing.first is None:
             effects += self._look_for_hang()
         return effects
 
@@ -411,13 +411,11 @@ class Head:
     def _start(self, nodes: tuple[int, ...]) -> list[Effect]:
         self.attempt += 1
         effects = self._scale(nodes) if self.members.is_elastic else []
-        self.attempt_here = self.attempt
+        is_first, self.attempt_here = not self.attempt_here, self.attempt
         stops = [Send({"type": "stop"})] if self._stop.requested else []
         self.phase = Phase.STOPPING if stops else Phase.RUNNING
         self._deadline_s = self._deadline_s if stops else None
-        self._suspects.clear()
-        self._failed.clear()
-        self._hang = None
+        self._weighing = Weighing(in_allocation=self.allocation is not None)
         self.previous, self.first_failure = self.first_failure or self.previous, None
         self.members.start(nodes)
         self.watch.begin(self.attempt, {rank: self._place(rank) for rank in self.members.ranks}, self.now_s)
@@ -429,6 +427,7 @@ class Head:
             "master_addr": self.master_addr,
             "master_port": port,
             "newest": newest,
+            "memory_counts": not is_first,
         }
         started = {"attempt": self.attempt, "master_addr": self.master_addr, "master_port": port}
         if newest is not None:
@@ -459,20 +458,19 @@ class Head:
 
     def _weigh(self, failure: Failure) -> list[Effect]:
         """What a failure in the middle of an attempt leads to."""
-        if self._hang is not None:
-            return []  # a consequence, or one that timed out a moment later
-        if failure.cause is Cause.HANG:
-            return self._ask_for_stacks(failure)
-        if failure.cause is Cause.PEER_LOST or self._may_be_a_stop(failure):
-            self._suspects.append(failure)
-            if self._deadline_s is None:
-                self._deadline_s = self.now_s + SETTLE_S
-            return []
-        return self._act_on(failure)
+        first = self._weighing.add(failure, self.now_s)
+        if first is not None:
+            return self._act_on(first)
+        return self._ask_for_stacks(failure) if self._weighing.hang is failure else []
+
+    def _act_on_first(self) -> list[Effect]:
+        """Nothing else has come that could be the cause."""
+        first, hang = self._weighing.first, self._weighing.hang
+        assert first is not None
+        return self._act_on(first if hang is None else self._with_missing(hang))
 
     def _ask_for_stacks(self, failure: Failure) -> list[Effect]:
         """Who waited is known; for whom, only the others can show, while they live."""
-        self._hang, self._deadline_s = failure, self.now_s + STACKS_S
         logs = f"logs/attempt-{self.attempt}/node-*/rank-*.log"
         told = f"{failure.who} waited in vain: the stacks of those that still run go to {logs}"
         told += f"; NCCL's flight recorder: {self.watch.trace}" if self.watch.trace else ""
@@ -480,17 +478,13 @@ class Head:
 
     def _with_missing(self, failure: Failure) -> Failure:
         """The one who waited, with those who still run after all who waited with it have failed."""
-        there = [rank for rank in self.members.ranks if rank not in self._failed]
+        there = [rank for rank in self.members.ranks if rank not in self._weighing.failed]
         if not there:
             return failure
         headline, *rest = failure.message.splitlines() or [""]
         first = f"{headline}; still running then: {self.members.named(there)}"
         first += f"; {where}" if (where := self.watch.found(there)) else ""
         return replace(failure, message="\n".join([first, *rest]))
-
-    def _may_be_a_stop(self, failure: Failure) -> bool:
-        """SLURM signals workers too: one without a handler is dead before its agent has said that this is a stop."""
-        return self.allocation is not None and failure.exit_code == 128 + SIGTERM and failure.cause is Cause.SIGNAL
 
     def _act_on(self, failure: Failure) -> list[Effect]:
         self.first_failure = failure
@@ -515,15 +509,20 @@ class Head:
         restarting = {"attempt": self.attempt + 1, "restarts": self.restarts, "max_restarts": self.max_restarts}
         return [ended, Record("restarting", restarting), Say(told), *self._before_restart()]
 
+    @property
+    def _keeps(self) -> bool:
+        """Whether survivors are asked for their state: that of ranks that were out of step is not to be trusted."""
+        return self.rescues and not self.watch.mismatched
+
     def _before_restart(self) -> list[Effect]:
         """Have the survivors keep what they hold, where they can; then end them."""
-        if not self.rescues or self.watch.mismatched:  # a step of ranks that were out of step is not to be trusted
+        if not self._keeps:
             return self._restart()
         return self._begin_rescue(None)
 
     def _save_and_end(self, end: Finish | Leave) -> list[Effect]:
         """The run ends, and its workers cannot save together any more: one of them shall, where they can."""
-        return self._begin_rescue(end) if self.rescues else self._order_end(end)
+        return self._begin_rescue(end) if self._keeps else self._order_end(end)
 
     def _begin_rescue(self, afterwards: Finish | Leave | None) -> list[Effect]:
         self.phase, self._deadline_s, self._afterwards = Phase.RESCUING, None, afterwards
@@ -555,18 +554,13 @@ class Head:
         self._since_s = self._said_waiting_s = self.now_s
         return [Send({"type": "kill"})]
 
-    def _deadline_passed(self) -> list[Effect]:
+    def _grace_is_over(self) -> list[Effect]:
+        """The workers have not left together."""
         self._deadline_s = None
-        if self.phase is Phase.RUNNING and self._hang is not None:
-            return self._act_on(self._with_missing(self._hang))
-        if self.phase is Phase.RUNNING and self._suspects:
-            return self._act_on(self._suspects[0])
-        if self.phase is Phase.STOPPING:
-            end = self._stop.end(saved=False)
-            if self.rescues:
-                return [Say("the grace time is nearly over: one worker saves for all"), *self._save_and_end(end)]
-            return [Say("the grace time is over: ending now, without a new checkpoint"), *self._order_end(end)]
-        return []
+        end = self._stop.end(saved=False)
+        if self._keeps:
+            return [Say("the grace time is nearly over: one worker saves for all"), *self._save_and_end(end)]
+        return [Say("the grace time is over: ending now, without a new checkpoint"), *self._order_end(end)]
 
     def _wait_for_nodes(self) -> list[Effect]:
         waited_s = self.now_s - self._since_s

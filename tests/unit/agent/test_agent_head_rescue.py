@@ -8,9 +8,10 @@ import pytest
 from test_agent_head import GRACE_S, all_ready, failure, finish_of, recorded, running, said, sent
 
 from launcher.agent.effects import Effect, Send
-from launcher.agent.head import SETTLE_S, SILENCE_S, Head, Phase
+from launcher.agent.head import SILENCE_S, Head, Phase
 from launcher.agent.members import RETURN_S
 from launcher.agent.rescue import HOLDS_S
+from launcher.agent.weighing import SETTLE_S
 from launcher.runs.states import Cause, RunState
 
 
@@ -57,6 +58,22 @@ def test_without_a_state_the_restart_follows_at_once_and_it_is_said() -> None:
 def test_without_rescue_nobody_is_asked() -> None:
     head = running()
     assert sent(killed(head)) == [("kill", None)]
+
+
+def test_of_ranks_that_were_out_of_step_nothing_is_kept() -> None:
+    head = rescuing_run()
+    head.watch.mismatched = True
+    assert sent(killed(head)) == [("kill", None)]
+    assert head.phase is Phase.JOINING
+
+    head = rescuing_run()
+    head.watch.mismatched = True
+    assert sent(head.stop(0, "TERM", 15)) == [("stop", None)]
+    assert sent(at(head, GRACE_S - 0.1, 0, 1)) == []
+    effects = at(head, GRACE_S, 0, 1)
+    assert sent(effects) == [("kill", None)], "a step that only one of them has is no checkpoint"
+    assert "without a new checkpoint" in said(effects)
+    assert finish_of(all_ready(head)).exit_code == 143
 
 
 def test_a_failure_that_is_not_retried_is_followed_by_no_rescue() -> None:
