@@ -157,6 +157,14 @@ class TestTakenIn:
     def test_a_checkpoint_without_a_newcomer_is_no_news(self) -> None:
         assert elastic(there=(0, 2)).saved(1) == []
 
+    def test_what_is_about_to_fail_is_not_called_something_else(self) -> None:
+        head = elastic(there=(0, 2))
+        back(head, 1)
+        head.suspected(failure(head, node=2, rank=3, cause=Cause.PEER_LOST))
+        assert head.saved(1) == []
+        effects = head.failed(failure(head, node=0, rank=0, cause=Cause.SIGNAL, exit_code=137))
+        assert event(effects, "attempt_ended")["cause"] == "signal"
+
     def test_one_that_has_joined_and_still_ends_its_workers_is_none(self) -> None:
         head = elastic(there=(0, 2))
         head.joined(1, "n1")
