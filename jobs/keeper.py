@@ -10,9 +10,9 @@ what it is, also while a forward is running, but for buffers (batch norm), which
 
 On CUDA the same holds once the device has done what it was told: `changing` waits for that, before it begins (the
 gradients have come) and before it says that the step is complete. Collectives of NCCL are aborted, where connections of
-gloo are shut. Nobody else may abort them: an update with half of its gradients would look complete. So torch's own
-handling of such errors is off; the agent sees whoever dies or stands still. All this is written from torch's documents
-and sources: it was never run on a GPU.
+gloo are shut. Nobody else may abort them: an update with half of its gradients would look complete. So the plan turns
+torch's own handling of such errors off; the agent sees whoever dies or stands still. All this is written from torch's
+documents and sources: it was never run on a GPU.
 """
 
 from __future__ import annotations
@@ -78,8 +78,6 @@ class Keeper:
         if not fd.isdigit():
             return None
         os.set_inheritable(int(fd), False)
-        if device.type == "cuda":
-            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # before there is a group, which reads it
         keeper = cls(socket.socket(fileno=int(fd)), sockets, device)
         threading.Thread(target=keeper._serve, name="keeper", daemon=True).start()
         return keeper
@@ -122,7 +120,8 @@ class Keeper:
         """
         message = f"{type(error).__name__}: {error}"
         told = _OF_GLOO.sub("", first_line(message))
-        print(f"lost a peer ({told}); waiting for the agent", flush=True)
+        over = isinstance(error, AttemptOverError)  # nobody is lost where a node is to be taken in
+        print(f"{error}; waiting for it" if over else f"lost a peer ({told}); waiting for the agent", flush=True)
         self._say({"peer_lost": message[:_LONGEST_MESSAGE], "step": step})
         deadline_s = time.monotonic() + limit_s
         while (left_s := deadline_s - time.monotonic()) > 0:

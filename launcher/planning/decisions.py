@@ -85,6 +85,8 @@ class Decisions:
     interpreters: Interpreters
     layout: Layout
     resumable: bool
+    rescue: bool
+    """Whether survivors keep the state of the training."""
     slurm: SlurmPlan | None
     grace_s: float
     placeholders: Mapping[str, str]
@@ -107,6 +109,7 @@ def decide(
     layout = _lay_out(loaded, facts, executor, remarks)
     paths = _paths(loaded, facts, run_id=run_id, runs_dir=runs_dir)
     resumable = not recipe.is_script or recipe.resume is not None
+    rescue = _rescues(recipe, interpreters.engine.name, layout.device.name)
     check_elastic(recipe, remarks, resumable=resumable)
     slurm, grace_s = None, GRACE_S if recipe.faults.grace == "auto" else recipe.faults.grace.time_s
     if layout.shape is not None:
@@ -130,6 +133,7 @@ def decide(
         device=layout.device,
         threads=layout.threads,
         network=layout.network,
+        rescue=rescue,
         origins=loaded.origins,
         placeholders=placeholders,
         remarks=remarks,
@@ -140,11 +144,19 @@ def decide(
         interpreters=interpreters,
         layout=layout,
         resumable=resumable,
+        rescue=rescue,
         slurm=slurm,
         grace_s=grace_s,
         placeholders=placeholders,
         env=env,
     )
+
+
+def _rescues(recipe: Recipe, engine: str, device: str) -> bool:
+    """Whether the workers' state outlives some of them. A script keeps its own state."""
+    if recipe.is_script or engine == "torchrun":
+        return False
+    return device == "cpu" if recipe.faults.rescue == "auto" else recipe.faults.rescue
 
 
 def _interpreters(

@@ -90,7 +90,7 @@ def _written_down(
         env=decided.env,
         env_unset=layout.network.unset,
         limits=_limits(recipe, facts, decided),
-        rescue=_rescues(recipe, decided),
+        rescue=decided.rescue,
         resumable=decided.resumable,
         agent_argv=_agent_argv(decided),
         slurm=decided.slurm,
@@ -158,13 +158,6 @@ def _hangs(recipe: Recipe, *, resumable: bool) -> dict[str, Any]:
     }
 
 
-def _rescues(recipe: Recipe, decided: Decisions) -> bool:
-    """Whether the workers' state outlives some of them. A script keeps its own state."""
-    if recipe.is_script or decided.interpreters.engine.name == "torchrun":
-        return False
-    return decided.layout.device.name == "cpu" if recipe.faults.rescue == "auto" else recipe.faults.rescue
-
-
 def _place(loaded: LoadedRecipe) -> Iterator[Value]:
     """Where it runs, where somebody said so."""
     if loaded.on is not None:
@@ -184,7 +177,7 @@ def _values(document: Mapping[str, Any], loaded: LoadedRecipe, decided: Decision
         "network.interface": (network.interface, network.interface_origin),
         "network.master_port": ("auto", "auto: a free port for each attempt"),
         "faults.grace": (f"{decided.grace_s:.0f}s", grace),
-        "faults.rescue": (_rescues(loaded.recipe, decided), "auto"),
+        "faults.rescue": (decided.rescue, "auto"),
         "faults.hang_timeout": ("auto", "auto: learned from the times of the steps"),
         "faults.on_hang": (_hangs(loaded.recipe, resumable=decided.resumable)["on_hang"], "auto"),
     }

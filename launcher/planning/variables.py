@@ -48,11 +48,15 @@ def worker_variables(
     device: Device,
     threads: Threads,
     network: Network,
+    rescue: bool,
     origins: Mapping[str, str],
     placeholders: Mapping[str, str],
     remarks: Remarks,
 ) -> tuple[EnvVar, ...]:
-    """The variables of every worker, sorted by name. Names that are ours are problems."""
+    """The variables of every worker, sorted by name. Names that are ours are problems.
+
+    rescue: survivors of a fault keep the state of the training.
+    """
     variables = {"PYTHONUNBUFFERED": EnvVar(name="PYTHONUNBUFFERED", value="1", origin="default")}
     if device.name == "cuda" and not _orders_devices(facts.environment):
         variables["CUDA_DEVICE_ORDER"] = EnvVar(name="CUDA_DEVICE_ORDER", value="PCI_BUS_ID", origin="default")
@@ -77,7 +81,20 @@ def worker_variables(
             )
     variables["OMP_NUM_THREADS"] = EnvVar(name="OMP_NUM_THREADS", value=threads.value, origin=threads.origin)
     variables |= {variable.name: _filled(variable, placeholders) for variable in network.env}
+    if rescue and device.name == "cuda":
+        name = current_name("TORCH_NCCL_ASYNC_ERROR_HANDLING", facts.torch_version)
+        variables[name] = _aborted_by_us(variables[name], remarks)
     return tuple(variables[name] for name in sorted(variables))
+
+
+def _aborted_by_us(given: EnvVar, remarks: Remarks) -> EnvVar:
+    """A survivor aborts NCCL itself: after an abort by torch an update with half of its gradients looks complete."""
+    if given.value == "0":
+        return given
+    if not given.origin.startswith("default"):
+        message = f"faults.rescue: true and {given.name}={given.value}: torch would abort what a survivor has to keep"
+        remarks.problems.append(Finding("faults.rescue", message, f"leave {given.name} out, or rescue: false"))
+    return EnvVar(name=given.name, value="0", origin="default beside faults.rescue")
 
 
 def _offline(recipe: Recipe, facts: Facts) -> Iterator[EnvVar]:

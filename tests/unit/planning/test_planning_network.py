@@ -267,3 +267,23 @@ class TestOneWatch:
         given = {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         with pytest.raises(RecipeError, match="torch obeys only the first"):
             plan(job(), facts(environment=given))
+
+
+class TestNobodyElseAborts:
+    """A survivor aborts NCCL itself; what the job needs for that is in the plan, and not set behind its back."""
+
+    NAME = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+    def test_rescue_on_gpus_turns_the_handling_of_torch_off(self) -> None:
+        made = plan(job(faults={"rescue": True}), facts(gpus=4))
+        assert made.rescue
+        assert (env(made)[self.NAME], origins(made)[self.NAME]) == ("0", "default beside faults.rescue")
+
+    def test_else_it_is_as_under_torchrun(self) -> None:
+        assert env(plan(job(), facts(gpus=4)))[self.NAME] == "1"
+        assert env(plan(job(faults={"rescue": True}), facts()))[self.NAME] == "1"
+
+    def test_both_named_is_a_problem(self) -> None:
+        recipe = job(faults={"rescue": True}, network={"torch_nccl": {"ASYNC_ERROR_HANDLING": 3}})
+        with pytest.raises(RecipeError, match=f"faults.rescue: true and {self.NAME}=3"):
+            plan(recipe, facts(gpus=4))
