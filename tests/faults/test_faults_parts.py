@@ -117,20 +117,20 @@ def test_where_checkpoints_are_read_only_for_a_while_the_training_goes_on_and_sa
     launch: Launch, tmp_path: Path, reference: Reference
 ) -> None:
     """Row 17: loud, and the recipe has allowed it."""
-    if os.geteuid() != 0:
-        pytest.skip("a file system that becomes read-only: needs root")
     checkpoint = {**recipe_of()["checkpoint"], "max_failed_saves": 5}
     run = start(launch, tmp_path, step_s=0.05, checkpoint=checkpoint)
     run.wait_for_event("checkpoint_saved", step=10)
     folder = str(run.run.checkpoints)
-    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    mounted = subprocess.run(["mount", "--bind", folder, folder], capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"a file system that becomes read-only: {mounted.stderr.strip()}")
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
         failed = run.wait_for_event("save_failed")
         subprocess.run(["mount", "-o", "remount,bind,rw", folder], check=True)
         ends_as_if_nothing_had_happened(run, reference)
     finally:
-        subprocess.run(["umount", folder], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)
     assert "Read-only file system" in failed["reason"]
     assert f"THE SAVE OF STEP {failed['step']} HAS FAILED, 1 in a row" in run.text
     names = complete(run.run.checkpoints)
