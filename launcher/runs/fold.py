@@ -216,6 +216,11 @@ def _agent_lost(record: RunRecord, event: Event) -> RunRecord:
     return replace(_set_node(record, lost, state="lost", status=_int(event.get("status"))), workers=workers)
 
 
+def _node_lost(record: RunRecord, event: Event) -> RunRecord:
+    """Nothing is heard of it, or its agent has gone; its workers end by themselves, and are told of when they have."""
+    return _set_node(record, event.get("node"), state="lost")
+
+
 def _node_failed(record: RunRecord, event: Event) -> RunRecord:
     """A node that could not take part: with the failures, though no attempt and no rank of it is known."""
     failed = _set_node(record, event.get("node"), host=str(event.get("host", "")), state="failed")
@@ -307,6 +312,11 @@ def _attempt_started(record: RunRecord, event: Event) -> RunRecord:
     workers = tuple(worker for worker in record.workers if worker["attempt"] == attempt)
     exits = record.exits if attempt <= record.attempts else {}
     began = replace(record, attempts=max(record.attempts, attempt), workers=workers, exits=exits, waiting=None)
+    members = event.get("members")  # None: all of them take part
+    for node in (
+        node for node in began.nodes if node["state"] == "lost" and node["node"] in (members or [node["node"]])
+    ):
+        began = _set_node(began, node["node"], state="up")
     return replace(began, hang=None, stragglers=())
 
 
@@ -399,6 +409,7 @@ _HANDLERS: dict[str, Callable[[RunRecord, Event], RunRecord]] = {
     "agent_started": _agent_started,
     "agent_lost": _agent_lost,
     "node_joined": _node_joined,
+    "node_lost": _node_lost,
     "node_failed": _node_failed,
     "allocation_started": _allocation_started,
     "allocation_ended": _allocation_ended,

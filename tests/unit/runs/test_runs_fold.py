@@ -197,6 +197,20 @@ def test_a_lost_agent_takes_its_workers_along() -> None:
     assert [worker["node"] for worker in record.workers] == [0]
 
 
+def test_a_lost_node_is_lost_until_an_attempt_has_it_again() -> None:
+    def states(*events: Event) -> list[str]:
+        return [node["state"] for node in folded([*RUNNING, {"event": "node_lost", "node": 1}, *events]).nodes]
+
+    def attempt_of(*members: int) -> Event:
+        return {"event": "attempt_started", "attempt": 2, "members": list(members)}
+
+    assert states() == ["up", "lost"]
+    assert states(attempt_of(0)) == ["up", "lost"], "it goes on without"
+    assert states(attempt_of(0), {**attempt_of(0, 1), "attempt": 3}) == ["up", "up"]
+    assert states({"event": "attempt_started", "attempt": 2}) == ["up", "up"], "a run of a fixed size has all"
+    assert states({"event": "node_joined", "node": 1}) == ["up", "up"]
+
+
 def test_only_a_person_leads_out_of_a_final_state() -> None:
     assert all(TRANSITIONS[state] == {RunState.SUBMITTED} for state in FINAL)
     assert set(TRANSITIONS) == set(RunState)
