@@ -120,8 +120,8 @@ class Keeper:
         """
         message = f"{type(error).__name__}: {error}"
         told = _OF_GLOO.sub("", first_line(message))
-        over = isinstance(error, AttemptOverError)  # nobody is lost where a node is to be taken in
-        print(f"{error}; waiting for it" if over else f"lost a peer ({told}); waiting for the agent", flush=True)
+        why = "this attempt is over" if self.is_over else f"lost a peer ({told})"  # nobody may be lost: a node has come
+        print(f"{why}; waiting for the agent", flush=True)
         self._say({"peer_lost": message[:_LONGEST_MESSAGE], "step": step})
         deadline_s = time.monotonic() + limit_s
         while (left_s := deadline_s - time.monotonic()) > 0:

@@ -185,6 +185,14 @@ def test_a_lost_peer_is_said_and_orders_are_waited_for_but_not_for_ever(
     assert capsys.readouterr().out == said
 
 
+def test_where_the_agent_has_ended_an_attempt_nobody_is_called_lost(
+    agent: Agent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert agent.report() is None
+    agent.keeper.wait_for_orders(RuntimeError("Connection closed by peer"), step=4, limit_s=0.0)
+    assert capsys.readouterr().out == "this attempt is over; waiting for the agent\n"
+
+
 def test_a_checkpoint_on_disk_is_told(agent: Agent) -> None:
     agent.keeper.saved(20)
     assert agent.hear() == {"saved": 20}
