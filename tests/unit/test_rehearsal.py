@@ -48,6 +48,7 @@ def test_of_equal_runs_every_check_passes() -> None:
             "step 3: 0.6666666666666666 undisturbed, 0.6666666666666667 disturbed",
         ),
         (checks.losses_check(records(), records(s2=None), exact=True), "step 2 is in one of the two runs only"),
+        (checks.losses_check(records(s2=None), records(), exact=True), "step 2 is in one of the two runs only"),
         (
             checks.losses_check(records(), records(s3={"train/loss": 0.67}), exact=False),
             "step 3: 0.6666666666666666 undisturbed, 0.67 disturbed",

@@ -347,3 +347,11 @@ def test_waiting_for_a_node_ends_up_in_the_record(
     said = launch("train.py", "--nodes", "2")
     assert said.code == 1
     assert "FAILED: the nodes did not come together, after 21s   exit 1" in said.out
+
+
+@pytest.mark.parametrize(("time_", "problem"), [("0s", "it has to be longer than nothing"), ("soon", "soon")])
+def test_a_rehearsal_in_no_time_is_refused(launch: Launch, time_: str, problem: str) -> None:
+    said = launch("try", "train.py", "--timeout", time_)
+    assert (said.code, said.out) == (2, "")
+    assert "--timeout" in said.err
+    assert problem in said.err
