@@ -212,16 +212,3 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def undisturbed_step_s(contender: type[Training], *, steps: int, limit_s: float = 120.0) -> float:
-    """Seconds per step of this contender with nothing in its way, saves included."""
-    training = contender()
-    try:
-        first = EVERY // 2
-        training.wait_for(first, limit_s=limit_s)
-        training.wait_for(first + steps, limit_s=limit_s)
-        at = dict(training.steps())
-        return (at[first + steps] - at[first]) / steps
-    finally:
-        training.close()
