@@ -543,8 +543,14 @@ class Head:
         if self._afterwards is None:
             self._kept = self._kept if self._rescue.step is None else self._rescue
             return effects + self._restart()
-        saved = self._rescue.step is not None and self._rescue.on_disk
-        return effects + self._order_end(self._stop.end(saved=True) if saved else self._afterwards)
+        if self._rescue.step is not None and self._rescue.on_disk:
+            return effects + self._order_end(self._stop.end(saved=True))
+        by_itself = self._afterwards == self._stop.end(saved=False)
+        if self._kept is not None and not self._kept.on_disk and by_itself and not late:
+            effects += self._restart()
+            self._deadline_s = self._save_until_s  # one attempt more saves what is in memory, and leaves
+            return effects
+        return effects + self._order_end(self._afterwards)
 
     def _restart(self) -> list[Effect]:
         """End what is left of the attempt; the next one starts once all are ready."""

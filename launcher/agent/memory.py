@@ -15,6 +15,8 @@ from launcher.agent import scratch
 
 VARIABLE = "LAUNCH_MEMORY_DIR"
 """In the supervisor, its agents and zygotes: the folder of the machine. In a worker: that of its node."""
+COUNTS_VARIABLE = "LAUNCH_MEMORY_COUNTS"
+"""In a worker: the newest state may be in memory alone, on any of the nodes, and is gone with the end of the run."""
 _WHERE = "/dev/shm"
 
 
@@ -33,6 +35,7 @@ def make(run_id: str, *, base: str = _WHERE) -> None:
 def forget() -> None:
     """Nobody shall find the folder of another run, from within which this one was started."""
     os.environ.pop(VARIABLE, None)
+    os.environ.pop(COUNTS_VARIABLE, None)
 
 
 def of_node(node: int) -> str | None:

@@ -30,6 +30,8 @@ class Attempt:
     """The checkpoint that the plan's `resume_newest` has found."""
     members: tuple[int, ...] | None = None
     """The nodes that take part, by their index in the plan, in the order of their ranks. None = all of them."""
+    memory_counts: bool = False
+    """Whether what is in the memory of a node may be newer than what is on disk."""
 
     @classmethod
     def from_order(cls, order: Mapping[str, Any]) -> Attempt:

@@ -66,7 +66,8 @@ class Workers:
 
     def start(self, order: Attempt) -> dict[int, int]:
         """Start one worker per local rank; return their pids by local rank."""
-        self._attempt, self._empty, self._killing, self._stacks = order.attempt, False, False, None
+        self._forget_stacks()
+        self._attempt, self._empty, self._killing = order.attempt, False, False
         for worker in self._workers.values():
             worker.page.close()
         self._workers, self._prepared = {}, {}
@@ -99,17 +100,24 @@ class Workers:
 
         `on_stacks` is called once with where they are.
         """
-        self._stacks = StackTaking({worker.rank: worker.pid for worker in self._alive()})
-        attempt = self._attempt
-        self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(attempt))
+        self._forget_stacks()
+        self._stacks = taking = StackTaking({worker.rank: worker.pid for worker in self._alive()})
+        self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(taking))
 
-    def _look_at_stacks(self, attempt: int) -> None:
-        if self._stacks is None or attempt != self._attempt:
-            return  # of an attempt that is over
-        if self._stacks.done:
-            self.on_stacks(attempt, self._stacks.result())
-        else:
-            self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(attempt))
+    def _look_at_stacks(self, taking: StackTaking) -> None:
+        if self._stacks is not taking:
+            return  # of an attempt that is over, or asked for once more
+        if not taking.done:
+            self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(taking))
+            return
+        told = taking.result()
+        taking.close()  # what comes late is still known to be an answer
+        self.on_stacks(self._attempt, told)
+
+    def _forget_stacks(self) -> None:
+        if self._stacks is not None:
+            self._stacks.close()
+            self._stacks = None
 
     @property
     def attempt(self) -> int:
@@ -177,6 +185,7 @@ class Workers:
             newest=order.newest,
             members=order.members,
             memory_dir=self._memory_dir,
+            memory_counts=order.memory_counts,
         )
         work = plan.worker
         start = zygote.WorkerStart(

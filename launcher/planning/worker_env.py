@@ -48,7 +48,7 @@ LAUNCH_NAMES = frozenset(
     }
 )
 """What a worker gets from us besides. Where they mean something, LAUNCH_ADAPTER, LAUNCH_RESUME_FROM, LAUNCH_MEMORY_DIR,
-LAUNCH_CONTROL_FD and LAUNCH_CLOCK_FD too (the last two are set by the agent)."""
+LAUNCH_MEMORY_COUNTS, LAUNCH_CONTROL_FD and LAUNCH_CLOCK_FD too (the last two are set by the agent)."""
 
 FLIGHT_RECORDER = "TORCH_FR_DUMP_TEMP_FILE"
 """How the traces of NCCL's flight recorder begin; the rank follows."""
@@ -73,13 +73,14 @@ def worker_env(
     newest: str | None = None,
     members: Sequence[int] | None = None,
     memory_dir: str | None = None,
+    memory_counts: bool = False,
 ) -> dict[str, str]:
     """The variables of one worker in one attempt, to be laid over the agent's own environment.
 
     `attempt` counts from 1 over the whole run; `restarts` are those that were used up before this attempt and are
     taken off the budget that the worker sees. `newest` is what the plan's `resume_newest` has found.
     `members` are the nodes of this attempt in the order of their ranks, None = all of the plan. `memory_dir`: where the
-    built-in job keeps states in the memory of this node.
+    built-in job keeps states in the memory of this node. `memory_counts`: whether the newest state may be there alone.
     """
     nodes = range(len(plan.nodes)) if members is None else members
     group_rank, world_size = nodes.index(node), len(nodes) * plan.nproc_per_node
@@ -115,6 +116,7 @@ def worker_env(
         **({"LAUNCH_ADAPTER": plan.worker.adapter} if plan.worker.adapter else {}),
         **({"LAUNCH_RESUME_FROM": newest} if newest else {}),
         **({"LAUNCH_MEMORY_DIR": memory_dir} if memory_dir else {}),
+        **({"LAUNCH_MEMORY_COUNTS": "1"} if memory_dir and memory_counts else {}),
         **({NAMES_VARIABLE: ",".join(plan.secrets)} if plan.secrets else {}),
     }
 

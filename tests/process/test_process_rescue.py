@@ -203,3 +203,24 @@ def test_a_stop_that_a_frozen_worker_cannot_follow_is_followed_by_another_one_fo
     assert run.result["weights_sha256"] == reference.weights_sha256
     assert criteria.recorded(run.run) == reference.recorded
     assert criteria.made_twice(run.run) == []
+
+
+@pytest.mark.parametrize("moment", ["rescued", "worker_started"])
+def test_a_stop_between_a_rescue_and_the_first_step_after_it_saves_what_is_in_memory(
+    launch: Launch, recipe_file: Path, reference: Reference, command: Command, moment: str
+) -> None:
+    """It is in memory alone, and that ends with the run: the attempt that begins loads it, saves it, and leaves."""
+    run = launch(recipe_file)
+    trains(run, 1)
+    os.kill(worker_of(run, 1, 1), signal.SIGKILL)
+    run.wait_for_event(moment, attempt=1 if moment == "rescued" else 2)
+    run.signal(signal.SIGTERM)
+    assert run.wait() == 75, run.text
+    (rescued,) = run.happened("rescued", attempt=1)
+    assert run.result["checkpoint"]["latest"] >= rescued["step"]
+    assert memory_of(run) == []
+    resumed = command("resume", run.run_id)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert run.result["weights_sha256"] == reference.weights_sha256
+    assert criteria.recorded(run.run) == reference.recorded
+    assert criteria.made_twice(run.run) == []

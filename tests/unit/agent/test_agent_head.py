@@ -94,6 +94,7 @@ class TestStart:
             "master_addr": "127.0.0.1",
             "master_port": 5000,
             "newest": None,
+            "memory_counts": False,
         }
 
     def test_each_attempt_has_a_fresh_port(self) -> None:

@@ -300,7 +300,8 @@ class TestStop:
         end = finish_of(head.done(1, 2, {1: 75}))
         assert (end.state, end.exit_code) == (RunState.CANCELLED, 75)
 
-    def test_an_attempt_that_did_not_come_to_its_first_step_has_lost_nothing_of_that(self) -> None:
+    @pytest.mark.parametrize("stopped", ["while it is asked", "afterwards"])
+    def test_an_attempt_that_did_not_come_to_its_first_step_has_lost_nothing_of_that(self, stopped: str) -> None:
         head = rescuing_run()
         killed(head)
         head.holds(0, 1, {})
@@ -309,9 +310,20 @@ class TestStop:
         all_ready(head)
         killed(head)
         head.holds(0, 2, {})
-        assert recorded(head.holds(1, 2, {1: None})) == ["not_rescued"]
-        assert sent(head.stop(0, "TERM", 15)) == []
-        assert sent(all_ready(head)) == [("start", None), ("stop", None)]
+        if stopped == "afterwards":
+            assert recorded(head.holds(1, 2, {1: None})) == ["not_rescued"]
+            assert sent(head.stop(0, "TERM", 15)) == []
+        else:
+            assert sent(head.stop(0, "TERM", 15)) == []
+            assert sent(head.holds(1, 2, {1: None})) == [("kill", None)]
+        effects = all_ready(head)
+        assert sent(effects) == [("start", None), ("stop", None)]
+        assert next(e for e in effects if isinstance(e, Send)).message["memory_counts"]
+
+        killed(head)
+        head.holds(0, 3, {})
+        assert sent(at(head, GRACE_S, 0, 1)) == [("kill", None)], "there is no time for another one"
+        assert finish_of(all_ready(head)).exit_code == 143
 
     def test_the_next_attempt_is_waited_for_as_long_as_a_stop_may_take(self) -> None:
         head = rescuing_run()

@@ -149,3 +149,11 @@ def test_what_a_script_resumes_from_and_its_adapter_are_there_where_there_is_one
     known = {"master_addr": "::1", "master_port": 1, "error_file": "e", "attempt": 2, "restarts": 1}
     ours = worker_env(adapted, node=0, local_rank=0, newest="/runs/r0/out/checkpoint-500", **known)
     assert ours.items() >= {"LAUNCH_ADAPTER": "hf", "LAUNCH_RESUME_FROM": "/runs/r0/out/checkpoint-500"}.items()
+
+
+def test_that_memory_may_hold_the_newest_state_is_said_where_there_is_memory() -> None:
+    made = plan(job(), facts())
+    order = {"node": 0, "local_rank": 0, "attempt": 2, "restarts": 1, "master_addr": "127.0.0.1", "master_port": 1234}
+    for folder, counts, seen in ((None, True, False), ("/dev/shm/x", False, False), ("/dev/shm/x", True, True)):
+        env = worker_env(made, **order, error_file="", memory_dir=folder, memory_counts=counts)
+        assert ("LAUNCH_MEMORY_COUNTS" in env) == seen
