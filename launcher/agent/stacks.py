@@ -59,7 +59,10 @@ def find_pyspy() -> str | None:
 
 
 class StackTaking:
-    """Asks the workers of this node once. Feed it with what they write; look until it is `done`."""
+    """Asks the workers of this node once. Feed it with what they write; look until it is `done`.
+
+    Close it when it is of no use any more.
+    """
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         """pids: of the workers that run, by rank."""
@@ -101,6 +104,12 @@ class StackTaking:
         """What is told of each worker, by its rank as text: the main thread, down to a call of the user's own."""
         return {str(rank): self._told(rank, pid) for rank, pid in self._pids.items()}
 
+    def close(self) -> None:
+        """End what was started to read the memory of workers."""
+        for spy in self._spies.values():
+            spy.close()
+        self._spies.clear()
+
     def _has_answered(self, rank: int) -> bool:
         quiet = time.monotonic() - self._grown_s[rank] > _QUIET_S
         return quiet and DUMP_BEGINS.encode() in self._dumps[rank]
@@ -137,18 +146,25 @@ class _Spy:
         return self._process.poll() is not None
 
     def result(self) -> tuple[tuple[Thread, ...], str]:
-        """The threads, or why they are not known. Called once."""
-        if not self.is_over:
-            self._process.kill()
-            self._process.wait()
+        """The threads, or why they are not known."""
+        self._end()
         text = os.pread(self._out, _MAX_DUMP_BYTES, 0).decode(errors="replace")
-        os.close(self._out)
         if self._process.returncode:
             return (), f"py-spy: {next(iter(text.strip().splitlines()), f'exit code {self._process.returncode}')}"
         try:
             return parse_pyspy(text, self._pid), ""
         except ValueError as error:
             return (), f"py-spy: {error}"
+
+    def close(self) -> None:
+        """Once."""
+        self._end()
+        os.close(self._out)
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self._process.kill()
+            self._process.wait()
 
 
 def _line_of(frame: Frame) -> str:

@@ -132,3 +132,25 @@ def test_who_does_not_know_the_signal_is_not_killed_by_it(workers: Workers, monk
     told = taking.result()["0"]
     assert (told["frames"], told["trouble"]) == ([], "it does not know the signal")
     assert workers.started[0].poll() is None
+
+
+def test_nothing_is_left_of_looking_into_the_memory_of_a_worker(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where it has answered by itself meanwhile, or nobody asks any more."""
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\nexec sleep 600\n")
+    spy.chmod(0o755)
+    monkeypatch.setattr(stacks, "find_pyspy", lambda: str(spy))
+    pid = workers.start("knows nothing")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    taking = StackTaking({0: pid})
+    (running,) = [int(each) for each in children() if int(each) != pid]
+    taking.close()
+    taking.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not Path("/proc", str(running)).exists()
+
+
+def children() -> list[str]:
+    return Path("/proc/thread-self/children").read_text().split()
