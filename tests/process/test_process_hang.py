@@ -148,7 +148,10 @@ def test_a_script_without_a_step_clock_that_prints_nothing_is_reported_and_goes_
     launch: Launch, recipe: Recipe, command: Command
 ) -> None:
     run = launch(recipe(CLOCKLESS, nodes=2, nproc=1, faults={"hang_timeout": f"{HANG_S}s"}))
-    hang = run.wait_for_event("hang")
+    # On a busy machine the import alone may take longer than the limit, and is silent too.
+    run.until(lambda: any(each["waiting"]["ranks"] == [0] for each in run.happened("hang")))
+    told = len(run.happened("hang"))
+    hang = run.happened("hang")[-1]
     assert [each["rank"] for each in hang["culprits"]] == [1]
     assert "in sleep_until_told" in hang["culprits"][0]["place"]
     assert hang["waiting"]["ranks"] == [0]
@@ -156,7 +159,7 @@ def test_a_script_without_a_step_clock_that_prints_nothing_is_reported_and_goes_
     assert hang["message"].startswith("no output for")
     run.until(lambda: "hang: no output for" in run.text)
     assert "  hangs     no output for" in command("status", run.run_id).stdout
-    run.until(lambda: len(run.happened("hang")) == 2)  # it has lasted twice as long: the stacks were no output
+    run.until(lambda: len(run.happened("hang")) > told)  # it has lasted twice as long: the stacks were no output
     assert run.happened("hang_over") == []
     run.let("go")
     run.wait_for_event("hang_over")
@@ -194,7 +197,8 @@ def test_a_rank_in_a_loop_of_c_that_holds_the_interpreter_is_restarted(
 def test_a_rank_that_leaves_out_a_collective_is_named(launch: Launch, recipe: Recipe) -> None:
     """Both wait, each for something else."""
     run = launch(recipe(LEAVES_OUT, nodes=2, nproc=1, faults={"hang_timeout": f"{HANG_S}s"}))
-    hang = run.wait_for_event("hang")
+    # On a busy machine the import alone may take longer than the limit.
+    hang = run.until(lambda: next((each for each in run.happened("hang") if each["step"]), None))
     assert "different collectives" in hang["message"]
     assert 1 in [each["rank"] for each in hang["culprits"]]
 
