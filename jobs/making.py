@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from jobs import registry
-from jobs.batches import Batches
+from jobs.batches import Batches, divide
 from jobs.checkpoint import Checkpoints
 from jobs.data.base import Data
 from jobs.job import Job
@@ -17,6 +17,17 @@ from jobs.parts import Calendar
 from jobs.sampler import Sampler, derive_seed
 from jobs.world import World
 from launcher.runs.rundir import RunDir
+
+
+def with_all_nodes(job: Job) -> Batches | None:
+    """How the batch is divided when every planned node is there; None for a job by hand, which has no plan.
+
+    An elastic run that begins with fewer goes on from it: each rank makes more micro-batches, and none is larger.
+    """
+    if job.world_sizes is None:
+        return None
+    most = job.world_sizes[-1]
+    return divide(job.data.global_batch_size, world_size=most, wanted=job.train.accumulate, before=None)
 
 
 def make_sampler(job: Job, data: Data, world: World, batches: Batches) -> Sampler:

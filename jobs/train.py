@@ -33,7 +33,15 @@ from jobs.job import Job, place, read_job, run_id
 from jobs.keeper import Keeper, is_peer_lost
 from jobs.kept import KeptState, is_whole
 from jobs.loader import Loader
-from jobs.making import make_calendar, make_checkpoints, make_model, make_sampler, make_schedule, wrap
+from jobs.making import (
+    make_calendar,
+    make_checkpoints,
+    make_model,
+    make_sampler,
+    make_schedule,
+    with_all_nodes,
+    wrap,
+)
 from jobs.marks import Marks
 from jobs.memory import Memory
 from jobs.parts import Parts
@@ -126,9 +134,9 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     optimizer = registry.build("optimizer", job.train.optimizer.name, job.train.optimizer.options, net.parameters())
     state = TrainingState(net, optimizer)
     choice, progress = checkpoints.resume(meeting, state, group)
-    before = None
     if choice.name is None:
         initialise(job, net, meeting, group)
+        before = with_all_nodes(job)
     else:
         before = read_batches(choice.state)
     batches = divide(job.data.global_batch_size, world_size=world.size, wanted=job.train.accumulate, before=before)

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import tiny
 
 from jobs.batches import Batches, divide, read_batches
+from jobs.job import read_job
+from jobs.making import with_all_nodes
+from launcher.recipe.schema import Recipe
 
 
 def first(batch: int, ranks: int, wanted: int = 1) -> Batches:
@@ -58,3 +65,22 @@ def test_through_any_numbers_of_ranks_no_micro_batch_grows(ranks: list[int], wan
         assert now.accumulate >= wanted
         assert read_batches({"batches": now.to_record()}) == now
         before = now
+
+
+def test_a_run_that_begins_with_fewer_nodes_than_planned_has_no_larger_micro_batches(tmp_path: Path) -> None:
+    recipe = Recipe.model_validate(tiny(resources={"nodes": "1:2", "nproc_per_node": 2}))
+    plan = {
+        "recipe": recipe.model_dump(mode="json", by_alias=True),
+        "device": "cpu",
+        "nodes": [{}, {}],
+        "nproc_per_node": 2,
+        "min_nodes": 1,
+        "limits": {"grace_s": 30.0},
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    env = {"LAUNCH_RUN_DIR": str(tmp_path), "LAUNCH_RUN_ID": "r", "LAUNCH_ATTEMPT": "1"}
+    before = with_all_nodes(read_job([], env))
+    assert before is not None
+    alone = divide(16, world_size=2, wanted=1, before=before)
+    assert (before.micro_batch_size, alone.micro_batch_size, alone.accumulate) == (4, 4, 2)
+    assert alone.changes(before).startswith("ranks 4 -> 2: accumulate 1 -> 2")
