@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.agent.loop import Loop
+from launcher.agent.members import SILENCE_S
 
 Message = dict[str, Any]
 _MAX_LINE_BYTES = 4 << 20
@@ -32,8 +33,6 @@ _MAX_STRANGERS = 64
 """That have not answered yet. Each holds a descriptor of the head agent, which also needs some for its workers."""
 _HANDSHAKE_S = 10.0
 _SEND_S = 10.0
-_UNANSWERED_S = 12.0
-"""By the kernel of the other side: a process that is suspended still has one that answers."""
 
 
 class ChannelError(Exception):
@@ -53,8 +52,9 @@ class Connection:
         self._open = True
         sock.settimeout(_SEND_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # On a node that is cut off nobody says so: what was sent, a heartbeat too, stays without an answer.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNANSWERED_S * 1000))
+        # On a node that is cut off nobody says so: what was sent, a heartbeat too, stays without an answer of its
+        # kernel. A process that is suspended still has one that answers.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))
         loop.add(sock, self._read)
 
     def send(self, message: Message) -> None:

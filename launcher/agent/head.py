@@ -24,7 +24,7 @@ from typing import Any
 from launcher.agent.causes import STOPPED_EXIT_CODE, Failure
 from launcher.agent.effects import Effect, Finish, Leave, Record, Say, Send
 from launcher.agent.limits import Limit
-from launcher.agent.members import Members, listed
+from launcher.agent.members import SILENCE_S, Members, listed
 from launcher.agent.patience import Limits
 from launcher.agent.rescue import Rescue
 from launcher.agent.restarts import decide
@@ -37,8 +37,6 @@ from launcher.wording import signal_name
 
 _KILLED = 128 + SIGKILL
 WAITING_EVERY_S = 10.0
-SILENCE_S = 12.0
-"""An agent that says nothing for this long is lost (they say something every second, the head agent too)."""
 REJOIN_S = 20.0
 """In an allocation: how long a lost node may take to come back, which it does if only its agent was killed."""
 SAVE_S = 3.0

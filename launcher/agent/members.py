@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+SILENCE_S = 12.0
+"""An agent that says nothing for this long is lost (they say something every second, the head agent too)."""
 RETURN_S = 3.0
 """How long others wait for a lost node: if only its agent was killed, another takes its place in milliseconds."""
 FROZEN_S = 3.0

@@ -16,10 +16,9 @@ from typing import Any
 from launcher.agent import addresses, binding, channel, scratch
 from launcher.agent.allocation import NUMBER, Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
-from launcher.agent.head import SILENCE_S
 from launcher.agent.logs import say
 from launcher.agent.loop import Loop
-from launcher.agent.members import FROZEN_S, RETURN_S
+from launcher.agent.members import FROZEN_S, RETURN_S, SILENCE_S
 from launcher.agent.office import HeadOffice
 from launcher.agent.torchrun import TorchrunWorkers
 from launcher.agent.worker import Attempt

@@ -9,7 +9,7 @@ import time
 import pytest
 from launched import Launch, Recipe
 
-from launcher.agent.head import SILENCE_S
+from launcher.agent.members import SILENCE_S
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -18,7 +18,7 @@ from launched import LIMIT_S, Launch, Launched
 from test_process_deaths import agent_of, is_gone
 from tiny import tiny
 
-from launcher.agent.head import SILENCE_S
+from launcher.agent.members import SILENCE_S
 from launcher.agent.node import HOLD_S
 from launcher.runs.metrics import read_metrics
 

@@ -9,7 +9,8 @@ import pytest
 
 from launcher.agent.causes import Failure
 from launcher.agent.effects import Effect, Finish, Record, Say, Send
-from launcher.agent.head import SILENCE_S, WAITING_EVERY_S, Head, Phase
+from launcher.agent.head import WAITING_EVERY_S, Head, Phase
+from launcher.agent.members import SILENCE_S
 from launcher.agent.weighing import SETTLE_S, STACKS_S
 from launcher.runs.states import POLICIES, Cause, RunState
 

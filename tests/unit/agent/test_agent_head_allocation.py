@@ -9,8 +9,9 @@ import pytest
 from test_agent_head import all_ready, failure, finish_of, recorded, running, said, sent
 
 from launcher.agent.effects import Effect, Finish, Leave, Record
-from launcher.agent.head import REJOIN_S, SILENCE_S, Head, Phase
+from launcher.agent.head import REJOIN_S, Head, Phase
 from launcher.agent.limits import Limit
+from launcher.agent.members import SILENCE_S
 from launcher.agent.stopping import ONE_SIGNAL_S
 from launcher.agent.weighing import SETTLE_S
 from launcher.runs.states import Cause, RunState

@@ -7,8 +7,8 @@ from typing import Any
 from test_agent_head import all_ready, failure, finish_of, make_head, recorded, said, sent
 
 from launcher.agent.effects import Effect, Record, Send
-from launcher.agent.head import SILENCE_S, Head, Phase
-from launcher.agent.members import FIRST_S, RETURN_S
+from launcher.agent.head import Head, Phase
+from launcher.agent.members import FIRST_S, RETURN_S, SILENCE_S
 from launcher.runs.states import Cause, RunState
 
 

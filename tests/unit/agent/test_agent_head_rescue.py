@@ -8,8 +8,8 @@ import pytest
 from test_agent_head import GRACE_S, all_ready, failure, finish_of, recorded, running, said, sent
 
 from launcher.agent.effects import Effect, Send
-from launcher.agent.head import SILENCE_S, Head, Phase
-from launcher.agent.members import RETURN_S
+from launcher.agent.head import Head, Phase
+from launcher.agent.members import RETURN_S, SILENCE_S
 from launcher.agent.rescue import HOLDS_S
 from launcher.agent.weighing import SETTLE_S
 from launcher.runs.states import Cause, RunState

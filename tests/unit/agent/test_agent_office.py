@@ -17,8 +17,9 @@ from agent_values import TOKEN
 from launcher.agent import allocation as allocations
 from launcher.agent.allocation import Allocation
 from launcher.agent.channel import Connection, connect, listen
-from launcher.agent.head import SILENCE_S, Phase
+from launcher.agent.head import Phase
 from launcher.agent.loop import Loop
+from launcher.agent.members import SILENCE_S
 from launcher.agent.office import HeadOffice
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter, read_events
