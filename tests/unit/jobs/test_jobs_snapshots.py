@@ -119,12 +119,25 @@ def test_the_update_waits_for_the_copy_of_a_snapshot(tmp_path: Path, monkeypatch
         return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Background, "_copy", copy)
+    train(state)
+    before = {name: tensor.detach().clone() for name, tensor in state.tensors().items()}
     each.begin(state, Progress(step=1))
     assert each.holds_update
+    state.net(torch.randn(8, 4))  # which changes the statistics of the batches
     opened.set()
     each.wait_for_copy()
     assert not each.holds_update
     each.finish()
+    after = restored(tmp_path / "memory", "step-1").tensors()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_what_may_not_be_in_the_file_of_the_metrics_goes_with_a_snapshot(tmp_path: Path) -> None:
+    each = snapshots(tmp_path, [])
+    lines = [{"attempt": 3, "step": 1, "train/loss": 0.5, "time": 1.0}]
+    each.begin(new_state(), Progress(step=1), lines)
+    each.finish()
+    assert read_state(tmp_path / "memory" / "step-1")["lines"] == lines
 
 
 @pytest.mark.parametrize("number", range(1, 9))
