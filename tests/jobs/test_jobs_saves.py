@@ -37,6 +37,19 @@ def write_part(layout, folder, parts):
 jobs.storage.Layout.write_part = write_part
 """
 
+SLOW_COPY = """
+import threading, time
+from jobs.background import Background
+
+real = Background._copy
+def copy(*args, **options):
+    # Behind the training's back: it would be at its next update long before this ends.
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.03)
+    return real(*args, **options)
+Background._copy = copy
+"""
+
 
 def recipe(**checkpoint: Any) -> dict[str, Any]:
     return tiny(
@@ -113,7 +126,10 @@ def test_all_saves_of_a_training_are_complete_when_it_has_ended(
     start: Start, tmp_path: Path, asynchronous: bool
 ) -> None:
     """F083: also the one that was begun last; and behind the training's back they are the same, bit by bit."""
-    ranks = start(tmp_path / "run", recipe(asynchronous=asynchronous, every="1 steps"))
+    (tmp_path / "slow.py").write_text(SLOW_COPY)
+    ranks = start(
+        tmp_path / "run", recipe(asynchronous=asynchronous, every="1 steps"), load=[str(tmp_path / "slow.py")]
+    )
     assert ranks.wait() == [0, 0], ranks.log()
     folder = ranks.run_dir / "checkpoints"
     assert complete(folder) == [f"step-{step}" for step in range(31, 41)]
@@ -125,10 +141,10 @@ def test_all_saves_of_a_training_are_complete_when_it_has_ended(
     summary = ranks.event("summary")
     assert summary["saves"]["started"] == 40
     assert summary["times"]["save_s"] >= sum(event["blocked_s"] for event in saved) * 0.5
-    twin = start(tmp_path / "twin", recipe(asynchronous=not asynchronous, every="20 steps"))
+    twin = start(tmp_path / "twin", recipe(asynchronous=not asynchronous, every="5 steps"))
     assert twin.wait() == [0, 0], twin.log()
-    for name in ("rank-0.safetensors", "rank-1.safetensors"):
-        assert (folder / "step-40" / name).read_bytes() == (twin.run_dir / "checkpoints/step-40" / name).read_bytes()
+    for name in (f"step-{step}/rank-{rank}.safetensors" for step in (35, 40) for rank in (0, 1)):
+        assert (folder / name).read_bytes() == (twin.run_dir / "checkpoints" / name).read_bytes()
 
 
 def test_no_room_for_a_checkpoint_is_found_before_the_training(start: Start, tmp_path: Path) -> None:
