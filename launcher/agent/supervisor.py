@@ -291,10 +291,12 @@ class Supervisor:
             self._replaced += 1
             self._fork(node)
             return
+        if killed and self._stop_by_s is not None and 0 in self._agents:
+            return  # the head agent has another node save what it holds, and ends the run
         if self._head is not None and os.waitstatus_to_exitcode(status) == GAVE_UP:
             self._gave_up = True
             return
-        # A crash of ours, or a kill during a stop: the others cannot finish without it.
+        # A crash of ours, or a kill of the head agent during a stop: the others cannot finish without it.
         self._crashed = True
         self._stop(signal.SIGTERM, 0.0)
 

@@ -224,3 +224,20 @@ def test_a_stop_between_a_rescue_and_the_first_step_after_it_saves_what_is_in_me
     assert run.result["weights_sha256"] == reference.weights_sha256
     assert criteria.recorded(run.run) == reference.recorded
     assert criteria.made_twice(run.run) == []
+
+
+def test_an_agent_that_is_killed_during_a_stop_leaves_the_saving_to_the_others(
+    launch: Launch, recipe_file: Path, processes_of: ProcessesOf
+) -> None:
+    run = launch(recipe_file)
+    done = trains(run, 1)
+    os.kill(worker_of(run, 1, 1), signal.SIGSTOP)  # so that they do not stop together before
+    run.signal(signal.SIGTERM)
+    run.wait_for_event("stop_requested")
+    os.kill(agent_of(run, 1), signal.SIGKILL)
+    assert run.wait() == 75, run.text
+    (rescued,) = run.happened("rescued")
+    assert run.result["checkpoint"]["latest"] == rescued["step"] >= done
+    assert "second request" not in run.text
+    assert processes_of(run.run_id) == []
+    assert memory_of(run) == []
