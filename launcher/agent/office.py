@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,16 @@ from launcher.agent.logs import LineFile
 from launcher.agent.loop import Loop
 from launcher.agent.members import FROZEN_S
 from launcher.agent.newest import find_newest
+from launcher.agent.past import past_of
 from launcher.agent.patience import Limits
 from launcher.agent.result import newest_checkpoint, write_result
 from launcher.agent.watch import Watch, places_below
-from launcher.planning.plan import Plan
+from launcher.planning.plan import WITH_CLOCK, Plan
 from launcher.planning.worker_env import FLIGHT_RECORDER
-from launcher.runs.events import Event, EventWriter, read_events
+from launcher.runs.events import EventWriter, read_events
 from launcher.runs.rundir import RunDir
 from launcher.runs.steps import newest_step
 from launcher.runs.sync import find_parts
-from launcher.runs.times import newest_submission
 from launcher.wording import count
 
 _TICK_S = 0.25
@@ -69,19 +69,15 @@ class HeadOffice:
         self._marks: list[str] = []
         """Of the newest checkpoints since a node has come that waits to be taken in."""
         self._asked_to_stop = False
-        past = read_events(run.path)
-        attempts = [event for event in past if event["event"] == "attempt_started"]
-        lately = newest_submission(past) or past
         number = None if allocation is None else allocation.number
-        before = [
-            event for event in lately if event["event"] == "attempt_started" and event.get("allocation") == number
-        ]
+        events = read_events(run.path)
+        past = past_of(events, allocation=number)
         self._head = Head(
             node_count=len(plan.nodes),
             workers_per_node=plan.nproc_per_node,
             min_nodes=plan.min_nodes,
             rescues=plan.rescue,
-            members_before=_last_members(before),
+            members_before=past.members,
             present_nodes=None if allocation is None else allocation.nodes,
             max_restarts=plan.limits.max_restarts,
             resumable=plan.resumable,
@@ -94,14 +90,14 @@ class HeadOffice:
             find_newest=self._find_newest,
             placed=self._placed,
             watch=_watch_of(plan, run),
-            attempt=max((event["attempt"] for event in attempts), default=0),
-            restarts=max((event["restarts"] for event in lately if event["event"] == "restarting"), default=0),
-            previous=_last_failure(lately),
+            attempt=past.attempt,
+            restarts=past.restarts,
+            previous=past.failure,
             allocation=number,
             ends_s=None if allocation is None else allocation.ends_s,
-            limit=limit_of(plan, past, now_s=time.monotonic(), time_s=time.time()),
+            limit=limit_of(plan, events, now_s=time.monotonic(), time_s=time.time()),
         )
-        if before:
+        if past.is_interrupted:
             self._do(self._head.succeed())
         elif plan.engine_reason:  # it is slower than the user may expect
             self._do([Say(plan.engine_reason)])
@@ -330,12 +326,6 @@ def _mark(checkpoint: Path | None) -> str:
     return f"{checkpoint}:{checkpoint.stat().st_mtime_ns}" if checkpoint.exists() else str(checkpoint)
 
 
-def _last_members(attempts: Sequence[Event]) -> tuple[int, ...]:
-    """The nodes of the newest of these attempts; empty where it had all of them."""
-    newest = max(attempts, key=lambda event: int(event["attempt"]), default={})
-    return tuple(newest.get("members") or ())
-
-
 def _watch_of(plan: Plan, run: RunDir) -> Watch:
     """What is watched, by the limits of the plan."""
     asked, is_job = plan.limits, plan.worker.kind == "job"
@@ -343,20 +333,9 @@ def _watch_of(plan: Plan, run: RunDir) -> Watch:
         timeout_s=asked.hang_timeout_s,
         learns=asked.learns_hang_timeout,
         restarts=asked.on_hang == "restart",
+        restarts_with_clock=asked.on_hang == WITH_CLOCK,
         has_phases=is_job,
     )
     roots = (str(run.code), plan.worker.cwd, "" if plan.code is None else plan.code.root)
     trace = next((variable.value for variable in plan.env if variable.name == FLIGHT_RECORDER), "")
     return Watch(limits=limits, shown=places_below(*roots), trace=f"{trace}*" if trace else "")
-
-
-def _last_failure(events: Sequence[Event]) -> Failure | None:
-    """What ended the last attempt, for a head that takes over."""
-    ended = [event for event in events if event["event"] == "attempt_ended"]
-    if not ended:
-        return None
-    same = ("attempt", "node", "rank")
-    for event in events:
-        if event["event"] == "failure" and all(event.get(key) == ended[-1].get(key) for key in same):
-            return Failure.from_record(event)
-    return None

@@ -38,6 +38,8 @@ class Limits:
     learns: bool = False
     restarts: bool = False
     """Whether a hang ends the attempt; else it is only said."""
+    restarts_with_clock: bool = False
+    """Whether it does so where the workers have marked a step."""
     has_phases: bool = True
     """Whether the workers are the built-in job, which marks more than its steps."""
 
@@ -78,7 +80,8 @@ class Patience:
         if phase is Phase.NOTHING:  # the built-in job prepares its data, and names those that it waits for
             if asked_s is None or self.limits.has_phases:
                 return None
-            starts = is_silent and self.limits.restarts and asked_s < UNKNOWN_S
+            may_restart = self.limits.restarts or self.limits.restarts_with_clock
+            starts = is_silent and may_restart and asked_s < UNKNOWN_S
             return (UNKNOWN_S, _FIRST[Phase.START]) if starts else (asked_s, _ASKED)
         if phase is Phase.STEP and asked_s is not None:
             return asked_s, _ASKED

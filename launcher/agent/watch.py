@@ -218,7 +218,9 @@ class Watch:
         places = {rank: self.places.get(rank) or self._silent(rank) for rank in self._clocks}
         found = find_culprits(places)
         self.mismatched = found.mismatched
-        action = "restart" if self.limits.restarts else "report"
+        has_clock = stall.phase is not Phase.NOTHING
+        restarts = self.limits.restarts or (self.limits.restarts_with_clock and has_clock)
+        action = "restart" if restarts else "report"
         sentence = f"{self._standing(stall, waited_s)}: {self._blame(found, places)}"
         if self.trace:
             sentence += f"; where NCCL has timed out too, its flight recorder: {self.trace}"
@@ -235,7 +237,7 @@ class Watch:
             "message": sentence,
         }
         effects: list[Effect] = [Record("hang", fields)]
-        if not self.limits.restarts:
+        if not restarts:
             logs = f"logs/attempt-{self.attempt}/node-*/rank-*.log"
             return [*effects, Say(f"hang: {sentence}; the stacks of all ranks are in {logs}")], None
         return effects, self._failure(found, places, sentence, stall)

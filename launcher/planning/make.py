@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.planning.codeplan import with_code
 from launcher.planning.decisions import Decisions, decide
-from launcher.planning.plan import Limits, Plan, Value, leaves, local_agent_argv, slurm_agent_argv
+from launcher.planning.plan import WITH_CLOCK, Limits, Plan, Value, leaves, local_agent_argv, slurm_agent_argv
 from launcher.planning.program import plan_worker
 from launcher.planning.topology import Finding, Remarks
 from launcher.planning.torchrun import srun_line, torchrun_lines
@@ -154,7 +154,8 @@ def _hangs(recipe: Recipe, *, resumable: bool) -> dict[str, Any]:
     return {
         "hang_timeout_s": None if asked is None or asked == "auto" else asked.time_s,
         "learns_hang_timeout": asked == "auto",
-        "on_hang": ("restart" if has_clock and resumable else "report") if how == "auto" else how,
+        # whether a script calls launch_client.progress is seen when it does
+        "on_hang": how if how != "auto" else "report" if not resumable else "restart" if has_clock else WITH_CLOCK,
     }
 
 

@@ -119,6 +119,10 @@ class CodePlan:
     size_bytes: int = 0
 
 
+WITH_CLOCK = "restart_with_clock"
+"""What follows a hang of a script that may have a step clock: `restart` if it has marked a step, else `report`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Budgets and waits."""
@@ -132,7 +136,7 @@ class Limits:
     """Without a step for so long, the run hangs. None with `learns_hang_timeout`: learned; None without: never."""
     learns_hang_timeout: bool = False
     on_hang: str = "report"
-    """`report` or `restart`."""
+    """`report`, `restart`, or WITH_CLOCK."""
     wall_s: float | None = None
     """Of the whole run, with workers; so are the next two."""
     gpu_hours: float | None = None

@@ -156,6 +156,8 @@ class TestLimits:
         patience = self.patience(timeout_s=20.0, has_phases=False, restarts=True)
         assert patience.limit(Phase.NOTHING, is_silent=True) == (UNKNOWN_S, "for the start")
         assert patience.limit(Phase.NOTHING) == (20.0, "faults.hang_timeout")
+        perhaps = self.patience(timeout_s=20.0, has_phases=False, restarts_with_clock=True)
+        assert perhaps.limit(Phase.NOTHING, is_silent=True) == (UNKNOWN_S, "for the start")
         only_said = self.patience(timeout_s=20.0, has_phases=False)
         assert only_said.limit(Phase.NOTHING, is_silent=True) == (20.0, "faults.hang_timeout")
 
@@ -186,6 +188,15 @@ class TestHang:
         assert run.failure is not None
         assert (run.failure.rank, run.failure.node, run.failure.cause) == (3, 1, Cause.HANG)
         assert (run.failure.step, run.failure.place) == (120, "/run/code/train.py:39 in step")
+
+    @pytest.mark.parametrize(("phase", "action"), [(Phase.STEP, "restart"), (Phase.NOTHING, "report")])
+    def test_a_script_that_may_have_a_step_clock_is_restarted_if_it_has(self, phase: Phase, action: str) -> None:
+        run = Run(watching(timeout_s=5.0, restarts_with_clock=True, has_phases=False))
+        run.mark_all(phase, 60)
+        run.pass_time(7.0)
+        run.answer({0: ALL_REDUCE, 1: LOADER})
+        (hang,) = hangs(run.pass_time(0.25))
+        assert (hang["action"], run.failure is not None) == (action, action == "restart")
 
     def test_a_heartbeat_that_took_its_time_is_no_progress(self) -> None:
         run = Run(watching(timeout_s=5.0, restarts=True))

@@ -172,6 +172,20 @@ def test_the_torchrun_line_gives_the_words_of_the_first_attempt() -> None:
     assert shlex.split(made.torchrun[0])[-3:] == ["1", "{newest}", "it's 1"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "how"),
+    [
+        ({}, "report"),
+        ({"progress": {"log": "step"}}, "report"),
+        ({"resume": "self"}, "restart_with_clock"),
+        ({"resume": "self", "progress": {"log": "step"}}, "restart"),
+        ({"resume": "self", "faults": {"on_hang": "report"}}, "report"),
+    ],
+)
+def test_what_follows_a_hang_of_a_script(fields: dict[str, Any], how: str) -> None:
+    assert plan(script(**fields), facts()).limits.on_hang == how
+
+
 def test_the_pattern_of_a_resume_is_absolute_and_takes_our_folder_literally() -> None:
     resume: dict[str, Any] = {"newest": "{run_dir}/out/c-*", "args": {"load": "{newest}", "n": "{nodes}"}}
     made = make(resume, runs_dir="/data/[a]*")
