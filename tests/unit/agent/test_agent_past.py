@@ -9,8 +9,8 @@ from launcher.runs.events import Event
 from launcher.runs.states import Cause
 
 FAILURE = {
-    "attempt": 1, "node": 0, "rank": 0, "pid": 7, "exit_code": 3, "cause": "worker_error", "message": "boom", "place": "",
-    "log": "logs/x", "step": 4,
+    "attempt": 1, "node": 0, "rank": 0, "pid": 7, "exit_code": 3, "cause": "worker_error", "message": "boom",
+    "place": "", "log": "logs/x", "step": 4,
 }  # fmt: skip
 
 
