@@ -239,7 +239,8 @@ class Watch:
         effects: list[Effect] = [Record("hang", fields)]
         if not restarts:
             logs = f"logs/attempt-{self.attempt}/node-*/rank-*.log"
-            return [*effects, Say(f"hang: {sentence}; the stacks of all ranks are in {logs}")], None
+            told = f"hang: {sentence}; the stacks of all ranks are in {logs}; nothing is restarted (faults.on_hang)"
+            return [*effects, Say(told)], None
         return effects, self._failure(found, places, sentence, stall)
 
     def _failure(self, found: Finding, places: Mapping[int, Place], sentence: str, stall: Stall) -> Failure:

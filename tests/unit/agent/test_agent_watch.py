@@ -323,6 +323,8 @@ class TestReport:
         assert say(9.0) == []
         assert len(say(6.0)) == 1
         assert run.failure is None
+        said = [effect.text for effect in run.effects if isinstance(effect, Say)]
+        assert all(text.endswith("; nothing is restarted (faults.on_hang)") for text in said)
         run.mark_all(Phase.STEP, 8)
         effects = run.pass_time(2.0)
         (over,) = [effect for effect in effects if isinstance(effect, Record)]
