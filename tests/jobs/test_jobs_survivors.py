@@ -193,10 +193,14 @@ def test_what_is_broken_in_memory_is_named_and_the_next_newest_is_used(setting: 
 
 
 def test_what_is_newer_on_disk_wins_and_memory_is_given_back_with_the_next_save(setting: Setting) -> None:
-    killed = setting.run(normed(3), 3, kill=Kill(11, "half", 1))
+    (setting.folder / "flush.py").write_text("import jobs.metrics\njobs.metrics.FLUSH_S = 0.0\n")
+    first = replace(setting, load=[*setting.load, str(setting.folder / "flush.py")])
+    killed = first.run(normed(3), 3, kill=Kill(11, "half", 1))
     assert setting.agent.report([0, 2]) == {0: 11, 2: 11}
     assert setting.agent.keep(0, setting.memory(0)) == {"kept": "step-11"}
     assert setting.agent.keep(2, setting.memory(2)) == {"kept": "step-11"}
+    lines = read_state(setting.memory(2) / "step-11")["lines"]
+    assert [line["step"] for line in lines] == [11], "rank 0 has told that the others are in the file"
     killed.signal(signal.SIGKILL, 0, 2)
     killed.wait()
     again = setting.run(normed(3), 3, attempt=2)
