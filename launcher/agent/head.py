@@ -309,6 +309,10 @@ class Head:
         effects, is_time = self._stop.warning(signum, self.now_s)
         return effects + self._begin_stop(signal_name(signum), SIGTERM, Cause.SIGNAL) if is_time else effects
 
+    def set_limit(self, limit: Limit | None) -> None:
+        """The run's own, as it is with the nodes that have started now."""
+        self._stop.limit = limit
+
     def superseded(self) -> list[Effect]:
         """The run goes on in another allocation, while this node was cut off: no word of this one counts any more."""
         if self.phase in (Phase.ENDING, Phase.OVER):

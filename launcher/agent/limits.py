@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.planning.plan import Plan
 from launcher.runs.events import Event, time_of
 from launcher.runs.ledger import gpus_per_node
-from launcher.runs.times import spans
+from launcher.runs.times import Span, spans
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,22 @@ class Limit:
     reason: str
 
 
-def limit_of(plan: Plan, events: Sequence[Event], *, now_s: float, time_s: float) -> Limit | None:
-    """Which of the plan's limits ends the run first. now_s: the monotonic clock; time_s: seconds since the epoch."""
+def limit_of(
+    plan: Plan, events: Sequence[Event], *, now_s: float, time_s: float, nodes: int | None = None
+) -> Limit | None:
+    """Which of the plan's limits ends the run first. now_s: the monotonic clock; time_s: seconds since the epoch.
+
+    nodes: how many work from now on; None = all of the plan.
+    """
     limits, used_s = plan.limits, worked_s(events)
     found = []
     if limits.wall_s is not None:
         reason = f"limits.wall: {_hours(limits.wall_s)} of {_hours(limits.wall_s)} are used"
         found.append(Limit(now_s + limits.wall_s - used_s, reason))
-    gpus = gpus_per_node(plan) * len(plan.nodes)
+    gpus, most = gpus_per_node(plan), len(plan.nodes)
     if limits.gpu_hours is not None and gpus:
-        left_s = limits.gpu_hours * 3600 / gpus - used_s
+        used_gpu_s = gpus * sum(took_s * (span.nodes or most) for span, took_s in _worked(events))
+        left_s = (limits.gpu_hours * 3600 - used_gpu_s) / (gpus * (nodes or most))
         found.append(Limit(now_s + left_s, f"limits.gpu_hours: {limits.gpu_hours:g} of {limits.gpu_hours:g} are used"))
     if limits.until_s is not None:
         found.append(Limit(now_s + limits.until_s - time_s, "limits.until: the moment has come"))
@@ -38,12 +44,17 @@ def limit_of(plan: Plan, events: Sequence[Event], *, now_s: float, time_s: float
 
 def worked_s(events: Sequence[Event]) -> float:
     """Seconds for which there were workers, over all attempts so far."""
+    return sum(took_s for _, took_s in _worked(events))
+
+
+def _worked(events: Sequence[Event]) -> list[tuple[Span, float]]:
+    """Each attempt, and for how many seconds it had workers."""
     last: dict[int, float] = {}
     for event in events:
         attempt = event.get("attempt")
         if isinstance(attempt, int):
             last[attempt] = time_of(event)
-    return sum(max(0.0, last.get(span.attempt, span.started_s) - span.started_s) for span in spans(events))
+    return [(span, max(0.0, last.get(span.attempt, span.started_s) - span.started_s)) for span in spans(events)]
 
 
 def _hours(time_s: float) -> str:

@@ -253,6 +253,8 @@ class HeadOffice:
                 if effect.event == "finished":
                     self._name_offline_parts()
                 self._events.write(effect.event, **effect.fields)
+                if effect.event == "attempt_started" and self._plan.is_elastic:
+                    self._weigh_limit(effect.fields["nodes"])
             elif isinstance(effect, Say):
                 self._say(effect.text)
             elif isinstance(effect, Leave):
@@ -262,6 +264,11 @@ class HeadOffice:
                 head = self._head
                 first = head.first_failure
                 write_result(self._run, self._plan, effect, attempt=head.attempt, restarts=head.restarts, first=first)
+
+    def _weigh_limit(self, nodes: int) -> None:
+        """Fewer nodes use up GPU hours more slowly."""
+        now = {"now_s": time.monotonic(), "time_s": time.time()}
+        self._head.set_limit(limit_of(self._plan, read_events(self._run.path), **now, nodes=nodes))
 
     def _name_offline_parts(self) -> None:
         """A script talks to W&B itself; what it has left here, and the command that uploads it, is named."""

@@ -61,3 +61,12 @@ def test_gpu_hours_count_every_gpu_of_the_job(tmp_path: Path) -> None:
     assert limit is not None
     assert limit.at_s == 3600 / 8 - 100
     assert limit.reason == "limits.gpu_hours: 1 of 1 are used"
+
+
+def test_gpu_hours_are_those_of_the_nodes_that_took_part(tmp_path: Path) -> None:
+    """One of two nodes was there in the first attempt, and is from now on."""
+    plan = limited(slurm_plan(tmp_path, device="cuda", gpus_per_node=4), gpu_hours=1.0)
+    events = [{**event, "nodes": event["attempt"]} if "started" in event["event"] else event for event in TWO]
+    limit = limit_of(plan, events, now_s=0.0, time_s=0.0, nodes=1)
+    assert limit is not None
+    assert limit.at_s == (3600 - 4 * 30 - 8 * 70) / 4

@@ -15,6 +15,7 @@ import pytest
 from agent_values import TOKEN
 
 from launcher.agent import allocation as allocations
+from launcher.agent import office as office_module
 from launcher.agent.allocation import Allocation
 from launcher.agent.channel import Connection, connect, listen
 from launcher.agent.head import Phase
@@ -476,4 +477,18 @@ def test_an_attempt_before_a_resume_with_fewer_nodes_is_another_story(make_run: 
     peer.until_heard(office, "welcome", "start")
     assert office.to_self[-1]["attempt"] == 4
     peer.connection.end("the test is over")
+    office.listener.close()
+
+
+def test_the_limit_of_gpu_hours_is_that_of_the_nodes_that_start(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+    monkeypatch.setattr(office_module, "limit_of", lambda *_, nodes=None, **__: asked.append(nodes))
+    plan, run = make_run(min_nodes=1)
+    office = Office(plan, run)
+    monkeypatch.setattr("launcher.agent.members.FIRST_S", 0.0)
+    office.join_self()
+    office.until(lambda: office.events("attempt_started"))
+    assert asked == [None, 1]
     office.listener.close()
