@@ -93,6 +93,17 @@ def test_buffers_are_put_back_as_they_were() -> None:
     assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
 
 
+def test_a_buffer_that_a_forward_makes_larger_is_kept_and_put_back() -> None:
+    net = nn.Module()
+    net.register_buffer("seen", torch.zeros(2))
+    buffers = KeptBuffers(net)
+    net.seen = torch.arange(3.0)
+    buffers.keep()
+    net.seen = torch.zeros(5, dtype=torch.float64)
+    buffers.restore()
+    assert torch.equal(net.get_buffer("seen"), torch.arange(3.0))
+
+
 class Part(torch.Tensor):
     """Stands for a gradient of which this rank has a part."""
 

@@ -48,6 +48,7 @@ class Agent:
         self._sock.settimeout(WAIT_S)
         self.fd = theirs.detach()
         """The keeper's end."""
+        os.set_inheritable(self.fd, True)  # as a worker has it from its agent
         self.sockets = GroupSockets(store_port=1)
         keeper = Keeper.start({"LAUNCH_CONTROL_FD": str(self.fd)}, self.sockets, torch.device("cpu"))
         assert keeper is not None

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from jobs import durable
+from jobs import durable, memory
 from jobs.checkpoint import Checkpoints
 from jobs.folders import Progress, named, progress_of, read_state
 from jobs.kept import KeptState
@@ -276,7 +276,9 @@ def test_what_can_go_once_it_is_known_from_where() -> None:
     assert of_no_use(states, states[2], [states[0].full_name, states[1].full_name]) == [states[0], states[1], states[3]]
 
 
-def test_tensors_of_any_kind_travel() -> None:
+@pytest.mark.parametrize("block_bytes", [7, 32 << 20])
+def test_tensors_of_any_kind_travel(monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    """From one rank to another, each in its turn: what the first sends the second receives."""
     tensors = {
         "empty": torch.zeros(0, 3),
         "number": torch.tensor(3.0),
@@ -285,6 +287,17 @@ def test_tensors_of_any_kind_travel() -> None:
         "turned": torch.arange(6.0).reshape(2, 3).t(),
         "count": torch.tensor(2**40),
     }
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(memory, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(dist, "broadcast", lambda block, src, group: sent.append(block.clone()))
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     spread(tensors, 0, None)
     assert all(torch.equal(tensors[name], before[name]) for name in tensors)
+    assert max(map(len, sent)) <= block_bytes
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "broadcast", lambda block, src, group: block.copy_(sent.pop(0)))
+    received = {name: torch.zeros(tensor.shape[::-1], dtype=tensor.dtype).t() if tensor.dim() == 2
+                else torch.zeros_like(tensor) for name, tensor in tensors.items()}  # fmt: skip
+    spread(received, 0, None)
+    assert sent == []
+    assert all(torch.equal(received[name], before[name]) for name in tensors)
