@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.app import LaunchCommand
 from launcher.cli.types import NODES
 from launcher.errors import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.planning.plan import Plan
+    from launcher.road import Request
 
 FAULTS = ("kill", "preempt", "node-loss")
 TIMEOUT = "5m"
@@ -67,7 +71,7 @@ def try_(ctx: click.Context, /, target: str, overrides: tuple[str, ...], **optio
     return _rehearse(request, plan, options["fault"], timeout_s, as_json=options["as_json"])
 
 
-def _rehearse(request: Any, plan: Any, fault: str, timeout_s: float, *, as_json: bool) -> int:
+def _rehearse(request: Request, plan: Plan, fault: str, timeout_s: float, *, as_json: bool) -> int:
     from launcher.rehearsal.checks import Check, check_row, fields, is_pass, verdict_line
     from launcher.rehearsal.plays import Fault, Scene, rehearse
     from launcher.rehearsal.stage import Stage

@@ -1,4 +1,4 @@
-"""Numbers gone wrong, in real runs on two nodes: what is decided, what is said, and what it ends with (FAULTS 23)."""
+"""Numbers gone wrong, in real runs on two nodes: what is decided, what is said, and what it ends with."""
 
 from __future__ import annotations
 

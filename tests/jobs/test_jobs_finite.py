@@ -152,7 +152,7 @@ def newest_record(ranks: Ranks) -> tuple[tuple[int, int], ...]:
 
 
 def test_a_skipped_batch_leaves_no_trace_in_the_weights(run: Run) -> None:
-    """FAULTS 23: a NaN that one rank alone has seen, and a gradient that is Inf under a finite loss."""
+    """A NaN that one rank alone has seen, and a gradient that is Inf under a finite loss."""
     nan, trap = [sample(4, rank=0)], [sample(9, rank=1)]
     bad = steps_with([*nan, *trap])
     assert len(bad) == 4, "one of each per epoch"

@@ -1,4 +1,4 @@
-"""FAULTS 27: who comes to the port of a run without its token is refused, and changes nothing."""
+"""Who comes to the port of a run without its token is refused, and changes nothing."""
 
 from __future__ import annotations
 

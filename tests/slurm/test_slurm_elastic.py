@@ -19,7 +19,7 @@ STEPS = 1200
 def test_a_job_of_two_to_three_nodes_goes_on_with_two_when_one_is_cut_off(
     on_slurm: OnSlurm, slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    """FAULTS 7: in the same allocation, which SLURM does not end."""
+    """In the same allocation, which SLURM does not end."""
     recipe = tiny(
         train={"until": f"{STEPS} steps", "eval_every": None},
         checkpoint={"every": "100 steps"},

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.try_ import FAULTS
 from launcher.rehearsal import checks
 from launcher.rehearsal.checks import Check, Result
+from launcher.rehearsal.plays import Fault
 from launcher.rehearsal.stage import Stage, TooLateError
 
 STEPS = 4
@@ -184,3 +186,7 @@ def test_a_run_that_is_interrupted_while_it_is_started_is_ended_too(monkeypatch:
         stage.start("no-such-recipe.yaml", name="x")
     assert started[0].returncode == -signal.SIGKILL
     assert not stage.folder.exists()
+
+
+def test_the_command_offers_what_can_be_played() -> None:
+    assert [fault.value for fault in Fault] == list(FAULTS)
