@@ -11,11 +11,17 @@ from launcher.placeholders import LATE_NAMES, names_in
 from launcher.recipe.hints import did_you_mean
 from launcher.recipe.nodes import Findings, Items, Keys, Node, Scalar, Table, dotted, present, section_at
 from launcher.recipe.paths import expanded, interpreter, is_file, is_folder, real, real_but_name
-from launcher.recipe.schema import NetworkSection
+from launcher.recipe.schema import FaultsSection, NetworkSection
 from launcher.recipe.units import Duration
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NOT_OF_A_SCRIPT = {
+    "rescue": "the state of a script is its own, and only its checkpoints outlive it",
+    "on_nan": "a script looks at its losses itself",
+    "max_skips": "a script looks at its losses itself",
+}
+"""Keys of `faults` that only the built-in program can follow, and why."""
 
 
 def check_script(root: Table, findings: Findings) -> None:
@@ -26,6 +32,7 @@ def check_script(root: Table, findings: Findings) -> None:
     _check_progress(root, findings)
     _check_resume(root, findings)
     _check_timeout(root, findings)
+    _check_faults(root, findings)
     args = root.entries.get("args")
     for keys, text in _texts(("args",), args.value) if args is not None else ():
         if "newest" in names_in(text.text):
@@ -145,6 +152,17 @@ def _check_timeout(root: Table, findings: Findings) -> None:
     if asked.time_s != NetworkSection.model_fields["timeout"].default.time_s:
         message = "network.timeout: a script sets the timeout of its collectives itself, and none reaches it from here"
         findings.add(entry.key, message, "init_process_group(..., timeout=...) in the script")
+
+
+def _check_faults(root: Table, findings: Findings) -> None:
+    """What only the built-in program can do. The record of a run spells out the defaults, and that nothing is kept."""
+    section = section_at(root, ("faults",))
+    for key, why in NOT_OF_A_SCRIPT.items():
+        entry = None if section is None else section.entries.get(key)
+        if entry is None or not isinstance(entry.value, Scalar) or entry.value.null:
+            continue
+        if entry.value.text not in (str(FaultsSection.model_fields[key].default), "false"):
+            findings.add(entry.key, f"faults.{key}: {why}", f"leave out {key}")
 
 
 def _late(node: Node) -> str | None:

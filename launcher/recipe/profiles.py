@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from launcher import shipped
 from launcher.errors import Problem, RecipeError
-from launcher.recipe.checks_script import check_env, check_python, check_secret_names
+from launcher.recipe.checks_script import NOT_OF_A_SCRIPT, check_env, check_python, check_secret_names
 from launcher.recipe.checks_secrets import check_secrets
 from launcher.recipe.explain import explain, show
 from launcher.recipe.files import read_tree, shown
@@ -53,7 +53,10 @@ _OF_SCRIPTS: dict[Keys, str] = {
     ("python",): "the built-in training program is run by the launcher's own interpreter",
     ("slurm", "container"): "the built-in training program runs in the launcher's own environment",
 }
-_OF_JOBS: dict[Keys, str] = {("network", "timeout"): "a script sets the timeout of its collectives itself"}
+_OF_JOBS: dict[Keys, str] = {
+    ("network", "timeout"): "a script sets the timeout of its collectives itself",
+    **{("faults", key): why for key, why in NOT_OF_A_SCRIPT.items()},
+}
 
 
 @dataclass(frozen=True)

@@ -256,8 +256,12 @@ def _first_checkpoint(hit: Played, plan: Plan, found: Rehearsal) -> tuple[str, f
     try:
         path = hit.until("there was a checkpoint", lambda: _complete_checkpoint(hit))
     except TooLateError as error:
-        looked = _pattern(hit, plan)
-        found.add(checks.failed("saves", f"{error}; looked for {looked}"))
+        path = None if hit.process.poll() is None else _newest(hit)
+        if path is None:
+            why = f"{error}; looked for {_pattern(hit, plan)}"
+        else:
+            why = f"it ended within {_STILL_S:.0f} s of {path.name}, and could not be struck: let it train longer"
+        found.add(checks.failed("saves", why))
         _show_end(hit, found)
         return None
     heard_s = time.monotonic()
@@ -313,7 +317,8 @@ def _second_attempt(hit: Played, found: Rehearsal) -> bool:
         _show_end(hit, found)
         return False
     begun = hit.until("its workers were started again", lambda: hit.happened("worker_started", attempt=2))
-    failed = hit.happened("failure", attempt=1) or hit.happened("node_lost")
+    was_told = hit.happened("stop_requested") is not None
+    failed = None if was_told else hit.happened("failure", attempt=1) or hit.happened("node_lost")
     how = f"{begun['time'] - failed['time']:.2f} s after the failure" if failed else "by launch resume"
     found.add(checks.passed("restarts", f"attempt 2, {how}"))
     return True

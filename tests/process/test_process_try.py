@@ -115,12 +115,16 @@ def test_a_script_that_never_saves_and_one_that_declares_no_resume_are_found(
 ) -> None:
     code, said = attempt(recipe("import toy\n", resume="self"))
     (found,) = [check for check in said["checks"] if check["result"] == "fail"]
-    (kept,) = tmp_path.glob("tmp/*/runs/*")
     assert (code, found["name"]) == (1, "saves")
     assert found["evidence"].startswith("it ended before there was a checkpoint; looked for ")
+    folder = "import os, pathlib, toy\npathlib.Path(os.environ['LAUNCH_CHECKPOINT_DIR'], 'step-1').mkdir(parents=True)\n"
+    code, said = attempt(recipe(folder, resume="self"))
+    (found,) = [check for check in said["checks"] if check["result"] == "fail"]
+    assert (code, found["name"]) == (1, "saves")
+    assert found["evidence"] == "it ended within 1 s of step-1, and could not be struck: let it train longer"
     code, said = attempt(recipe(GOES_ON))
     assert (code, results(said), said["kept"]) == (1, {"resumes": "fail"}, None)
-    assert [path.name for path in tmp_path.glob("tmp/*/runs/*")] == [kept.name], "where nothing ran nothing is kept"
+    assert len(list(tmp_path.glob("tmp/*"))) == 2, "where nothing ran nothing is kept"
 
 
 def test_a_wrong_recipe_is_refused_as_ever(tmp_path: Path) -> None:

@@ -174,6 +174,17 @@ def test_a_timeout_that_would_not_reach_a_script_is_an_error(load: Load, fail: F
     assert "duration" in str(problem)
 
 
+@pytest.mark.parametrize(("key", "value"), [("rescue", "true"), ("on_nan", "skip"), ("max_skips", "3")])
+def test_what_only_the_built_in_program_can_do_is_refused_of_a_script(
+    load: Load, fail: Fail, key: str, value: str
+) -> None:
+    (problem,) = fail(text=SCRIPT, more=f"faults: {{{key}: {value}}}\n")
+    assert problem.where == "a.yaml:3:10"
+    assert problem.message.startswith(f"faults.{key}: ")
+    same = "faults: {rescue: false, on_nan: stop, max_skips: 10, hang_timeout: 5m}\n"
+    assert load(text=SCRIPT, more=same).recipe.is_script, "the record of a run has the defaults"
+
+
 @pytest.mark.parametrize("key", ["lr", "epochs", "anything"])
 def test_a_key_that_is_an_argument_of_the_script_is_sent_there(fail: Fail, key: str) -> None:
     (problem,) = fail(text=SCRIPT, more=f"{key}: 3\n")
