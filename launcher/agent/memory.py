@@ -6,6 +6,7 @@ user, as with `scratch.py`, by whose rules it is named. Standard library only.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -39,12 +40,23 @@ def forget() -> None:
 
 
 def of_node(node: int) -> str | None:
-    """The folder of a node, made where it is missing; None where this machine has none."""
+    """The folder of a node, made where it is missing; None where this machine has none, or it cannot be made.
+
+    Not only at the beginning: systemd removes what a user has in /dev/shm when his last session ends (RemoveIPC).
+    """
     base = os.environ.get(VARIABLE)
     if base is None:
         return None
     folder = Path(base, f"node-{node}")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+            if each.lstat().st_uid != os.getuid():
+                raise PermissionError(errno.EPERM, "it is another user's")
+    except OSError as error:
+        told = f"launch: node {node} keeps no states in memory: {folder} cannot be used: {error.strerror}"
+        print(told, file=sys.stderr, flush=True)
+        return None
     return str(folder)
 
 

@@ -30,6 +30,23 @@ def test_each_node_of_a_machine_has_its_own_and_all_goes_with_the_run(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_somebody_has_removed_is_made_again_and_one_that_cannot_be_used_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.make("tiny-m3xd", base=str(tmp_path))
+    (folder,) = tmp_path.iterdir()
+    folder.rmdir()  # as systemd does at the end of a session
+    assert memory.of_node(0) == f"{folder}/node-0"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder / "node-1").write_text("")
+    assert memory.of_node(1) is None
+    assert "node 1 keeps no states in memory" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+        assert memory.of_node(0) is None
+    assert "another user" in capsys.readouterr().err
+
+
 def test_where_there_is_none_nobody_is_told_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     memory.make("tiny-m3xd", base=str(tmp_path / "missing"))
     assert memory.of_node(0) is None
