@@ -49,7 +49,7 @@ def test_a_job_that_has_lost_its_first_node_is_queued_again_by_another(
 ) -> None:
     """SLURM keeps a job of MIN:MAX nodes, and on its first node was all that could end it or go on."""
     recipe = tiny(
-        train={"until": "20000 steps", "eval_every": None},
+        train={"until": "10000000 steps", "eval_every": None},  # it goes on alone on the node that is cut off
         checkpoint={"every": "100 steps"},
         resources={"nproc_per_node": 1, "threads": 1, "device": "cpu"},
     )
