@@ -253,8 +253,9 @@ def _first_checkpoint(hit: Played, plan: Plan, found: Rehearsal) -> tuple[str, f
     checkpoint and when it was written (seconds since the epoch); None, with a finding, where there is none.
     """
     began_s = time.monotonic()
+    folders: list[Path] = []
     try:
-        path = hit.until("there was a checkpoint", lambda: _complete_checkpoint(hit))
+        path = hit.until("there was a checkpoint", lambda: _complete_checkpoint(hit, folders))
     except TooLateError as error:
         path = None if hit.process.poll() is None else _newest(hit)
         if path is None:
@@ -289,22 +290,33 @@ def _newest(hit: Played) -> Path | None:
     return None if path is None else Path(path)
 
 
-def _complete_checkpoint(hit: Played) -> Path | None:
-    """The newest checkpoint, if nobody writes to it any more; the workers are frozen then, where it is one file."""
+def _complete_checkpoint(hit: Played, folders: list[Path]) -> Path | None:
+    """A checkpoint that nobody writes to any more; the workers are frozen then, where it is one file.
+
+    folders: those that were the newest one at an earlier look; a script may save more often than they take to be still.
+    """
     path = _newest(hit)
     if path is None:
         return None
     if read_plan(hit.run).worker.adapter is not None:
         return path  # noted when it was complete
     if path.is_dir():
-        changed_s = max(each.stat().st_mtime for each in (path, *path.rglob("*")))
-        return path if time.time() - changed_s > _STILL_S else None
+        folders += [] if path in folders else [path]
+        return next((each for each in folders if _is_still(each)), None)
     workers = [event["pid"] for event in hit.events if event["event"] == "worker_started"]
     hit.send(workers, signal.SIGSTOP)
     if path.exists() and not hit.has_open(workers, path):
         return path
     hit.send(workers, signal.SIGCONT)
     return None
+
+
+def _is_still(folder: Path) -> bool:
+    """Whether it is there, and has not changed for a while."""
+    try:
+        return time.time() - max(each.stat().st_mtime for each in (folder, *folder.rglob("*"))) > _STILL_S
+    except FileNotFoundError:  # something in it was renamed, or it is removed
+        return False
 
 
 def _second_attempt(hit: Played, found: Rehearsal) -> bool:

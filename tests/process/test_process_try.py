@@ -35,6 +35,25 @@ for step in range(start + 1, 2000):
         saved.with_suffix(".tmp").write_text(str(step))
         saved.with_suffix(".tmp").replace(saved)
 """
+SAVES_OFTEN = """
+import os, pathlib, time
+import launch_client as client
+folder = pathlib.Path(os.environ["LAUNCH_CHECKPOINT_DIR"])
+folder.mkdir(exist_ok=True)
+start = max((int(each.name) for each in folder.iterdir()), default=0)
+for step in range(start + 1, start + 40):
+    time.sleep(0.1)
+    client.progress(step)
+    (folder / str(step)).mkdir()
+    (folder / str(step) / "x").touch()
+"""
+"""Folders, each of which is not the newest one for long."""
+SAVES_ONCE = """
+import os, pathlib
+folder = pathlib.Path(os.environ["LAUNCH_CHECKPOINT_DIR"], "step-1")
+folder.mkdir(parents=True)
+(folder / "x").touch()
+"""
 GOES_ON = SCRIPT.format(start="int(saved.read_text()) if saved.exists() else 0")
 BEGINS_AGAIN = SCRIPT.format(start=0)
 
@@ -99,6 +118,11 @@ def test_a_script_that_goes_on_passes_and_what_is_not_known_is_said(attempt: Try
     }
 
 
+def test_a_script_may_save_folders_all_the_time(attempt: Try, recipe: Recipe) -> None:
+    code, said = attempt(recipe(SAVES_OFTEN, nproc=1, resume="self"))
+    assert (code, said["verdict"]) == (0, "PASS"), said
+
+
 def test_a_script_that_begins_again_is_found_and_its_run_is_kept(attempt: Try, recipe: Recipe, tmp_path: Path) -> None:
     code, said = attempt(recipe(BEGINS_AGAIN, resume="self"))
     assert (code, said["verdict"]) == (1, "FAIL"), said
@@ -117,8 +141,7 @@ def test_a_script_that_never_saves_and_one_that_declares_no_resume_are_found(
     (found,) = [check for check in said["checks"] if check["result"] == "fail"]
     assert (code, found["name"]) == (1, "saves")
     assert found["evidence"].startswith("it ended before there was a checkpoint; looked for ")
-    folder = "import os, pathlib, toy\npathlib.Path(os.environ['LAUNCH_CHECKPOINT_DIR'], 'step-1').mkdir(parents=True)\n"
-    code, said = attempt(recipe(folder, resume="self"))
+    code, said = attempt(recipe(SAVES_ONCE, nproc=1, resume="self"))
     (found,) = [check for check in said["checks"] if check["result"] == "fail"]
     assert (code, found["name"]) == (1, "saves")
     assert found["evidence"] == "it ended within 1 s of step-1, and could not be struck: let it train longer"
