@@ -52,6 +52,13 @@ def newest_checkpoint(run: RunDir, plan: Plan) -> Path | None:
     return None if found is None else Path(found)
 
 
+def _step(known: int | None, saved: list[Event], attempt: int) -> int | None:
+    """The last step, without a word of the workers at the end. What a survivor saved may be ahead of what it told."""
+    if known is None:
+        return saved[-1]["step"] if saved else None
+    return max([known, *(int(event["step"]) for event in saved if event.get("attempt") == attempt)])
+
+
 def make_result(
     plan: Plan,
     finish: Finish,
@@ -80,7 +87,7 @@ def make_result(
         "reason": finish.reason,
         "first_failure": _failure(first, events) if finish.exit_code and first is not None else None,
         "policy": finish.policy,
-        "step": summary.get("step", saved[-1]["step"] if step is None and saved else step),
+        "step": summary.get("step", _step(step, saved, attempt)),
         "total_steps": _last(events, "training_started").get("total_steps"),
         "samples_seen": summary.get("samples_seen"),
         "steps_left_out": summary.get("steps_left_out"),

@@ -157,6 +157,12 @@ def test_the_summary_of_an_earlier_attempt_does_not_speak_for_a_later_one(plan: 
     assert result["metrics"] == {"eval/accuracy": 0.978}
 
 
+def test_what_one_worker_saved_for_all_is_the_step_that_was_reached(plan: Plan) -> None:
+    story = events(("checkpoint_saved", {"attempt": 1, "step": 70}), ("checkpoint_saved", {"attempt": 2, "step": 65}))
+    result = make_result(plan, FAILED, story, attempt=2, restarts=1, first=None, step=47)
+    assert result["step"] == 65, "the metrics end before it, and what was saved before is broken"
+
+
 def test_of_a_script_that_says_nothing(plan: Plan) -> None:
     result = make_result(plan, DONE, [], attempt=1, restarts=0, first=None)
     assert result["step"] is None
