@@ -174,6 +174,12 @@ class Head:
         member = self.members.nodes[node]
         member.joined, member.heard_at_s = True, self.now_s
 
+    def frozen(self, gap_s: float) -> None:
+        """We were stopped ourselves for so long, perhaps with all the others: nobody was silent, or late, meanwhile."""
+        self.members.frozen(gap_s)
+        self._since_s += gap_s
+        self._said_waiting_s += gap_s
+
     @property
     def waits(self) -> bool:
         """Whether something is about to follow, also if nobody says a word more."""

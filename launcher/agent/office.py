@@ -201,7 +201,7 @@ class HeadOffice:
         self._tick_clock()
         self._ticked_s = self._head.now_s
         if self._ticked_s - before_s > FROZEN_S:
-            self._head.members.frozen(self._ticked_s - before_s)
+            self._head.frozen(self._ticked_s - before_s)
         self._head.heard(0)
         self._do(self._head.tick())
 

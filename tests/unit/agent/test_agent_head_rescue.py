@@ -190,6 +190,20 @@ class TestNodes:
         assert head.phase is Phase.JOINING
 
 
+def test_who_is_awaited_is_not_late_after_a_pause_of_all_processes() -> None:
+    head = rescuing_run(join_timeout_s=300.0)
+    killed(head)
+    head.holds(0, 1, {})
+    head.holds(1, 1, {})
+    head.ready(0)
+    head.now_s = 1000.0  # a suspended job
+    head.frozen(995.0)
+    for node in (0, 1):
+        head.heard(node)
+    assert head.tick() == []
+    assert ("start", None) in sent(head.ready(1))
+
+
 class TestTheNextHead:
     def successor(self, nodes: int = 3) -> Head:
         head = rescuing_run(nodes)
