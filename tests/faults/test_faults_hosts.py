@@ -225,6 +225,7 @@ def test_a_run_of_one_to_two_nodes_goes_on_with_one_and_takes_the_other_in_again
     criteria.assert_clean(lambda: left(run))
 
 
+@pytest.mark.long
 def test_a_machine_that_is_cut_off_is_gone_on_without(make_bed: MakeBed, reference: Reference) -> None:
     """Row 8, of 1:2 nodes: from the cut to the next new step in 20 s; whoever is cut off ends its workers by itself."""
     run = planned(make_bed(2), nodes="1:2", hold_at=35)

@@ -27,7 +27,8 @@ toy.wait_for("never")
 WAITS = "import toy\ntoy.mark('up')\ntoy.wait_for(f'go{toy.ATTEMPT}')\n"
 
 
-@pytest.mark.parametrize(("grace", "code"), [pytest.param("60s", 75, marks=pytest.mark.long), ("5s", 143)])
+@pytest.mark.long
+@pytest.mark.parametrize(("grace", "code"), [("60s", 75), ("5s", 143)])
 def test_the_grace_of_the_recipe_counts_and_not_the_30_s_of_torch(
     launch: Launch, recipe: Recipe, grace: str, code: int
 ) -> None:

@@ -104,7 +104,7 @@ def test_agents_the_head_agent_and_a_worker_are_killed_and_no_step_is_lost(
     assert memory_of(run) == []
 
 
-@pytest.mark.parametrize("victim", ["launch", "supervisor", "everything"])
+@pytest.mark.parametrize("victim", [pytest.param("launch", marks=pytest.mark.long), "supervisor", "everything"])
 def test_nothing_is_left_in_memory_whoever_is_killed(
     launch: Launch, recipe_file: Path, processes_of: ProcessesOf, victim: str
 ) -> None:
