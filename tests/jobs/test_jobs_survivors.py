@@ -235,8 +235,11 @@ def test_a_state_in_memory_goes_on_with_fewer_ranks(setting: Setting) -> None:
     whole = setting.start(setting.folder / "whole", recipe, ranks=3)
     assert whole.wait() == [0, 0, 0], whole.log()
     killed = setting.run(recipe, 3, kill=Kill(10, "bucket", 2))
-    [step] = set(setting.agent.report([0, 1]).values())
-    assert setting.agent.keep(1, setting.memory(1)) == {"kept": f"step-{step}"}
+    held = setting.agent.report(
+        [0, 1]
+    )  # one may be a step behind the other: it was still to hear of the dead one's part
+    step, rank = max((step or 0, rank) for rank, step in held.items())
+    assert setting.agent.keep(rank, setting.memory(rank)) == {"kept": f"step-{step}"}
     killed.signal(signal.SIGKILL, 0, 1)
     killed.wait()
     again = setting.run(recipe, 2, attempt=2)
