@@ -160,7 +160,10 @@ def test_signals_a_killed_agent_and_a_requeue(
 def test_a_higher_job_and_a_killed_parent_of_an_agent(
     on_slurm: OnSlurm, training: Path, undisturbed: Undisturbed, slurm_cluster: SlurmCluster
 ) -> None:
-    """F012 F049: preempted in mid-run, then the launcher's process on a node is killed; both are free and named."""
+    """F012 F049: preempted in mid-run, then the launcher's process on a node is killed; both are free and named.
+
+    The worker of the other node saves what both had, before SLURM ends it with its job step: no step is lost.
+    """
     nodes = last_nodes(slurm_cluster, 2)
     run = on_slurm(training, on_nodes(nodes), "faults.max_restarts=0")
     train_on(run, 1)
@@ -173,9 +176,11 @@ def test_a_higher_job_and_a_killed_parent_of_an_agent(
     result = run.wait_for_result()
     assert (result["state"], result["restarts"]) == ("SUCCEEDED", 0), run.console
     assert is_exact(run, undisturbed)
-    assert ends(run) == [(Cause.PREEMPTED, True), (Cause.NODE_LOST, False)]
+    assert ends(run) == [(Cause.PREEMPTED, True), (Cause.NODE_LOST, True)]
     lost = run.happened("allocation_ended")[1]
     assert (lost["node"], lost["host"]) == (1, nodes[1])
+    (rescued,) = run.happened("rescued")
+    assert run.happened("training_started")[-1]["step"] == rescued["step"]
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["first node", "other node"])

@@ -268,7 +268,7 @@ def test_the_plan_of_a_thousand_nodes_is_shown_at_once(
     def show() -> None:
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "8192 = 1,024 nodes x 8 per node" in done.stdout
+        assert "8,192 = 1,024 nodes x 8 per node" in done.stdout
 
     assert quickest_s(show, limit_s=LIMIT_OF_DRY_RUN_S) < LIMIT_OF_DRY_RUN_S
 
