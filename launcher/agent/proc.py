@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -17,8 +18,21 @@ _SHARED_MEMORY = Path("/dev/shm")
 _JANITORS = ("from multiprocessing.resource_tracker import main", "torch_shm_manager")
 """How an argument of processes begins that remove the shared memory of others, once those have ended."""
 _JANITOR_S = 2.0
-_spared_until_s: dict[tuple[int, int], float] = {}
+"""How long one may stand still. On a machine with too much to do it may need long for what is little work."""
+_JANITOR_MOST_S = 20.0
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass
+class _Janitor:
+    """When one was first looked at, and last seen at work or waiting for a CPU; what CPU time it had used by then."""
+
+    first_s: float
+    busy_s: float
+    ticks: int
+
+
+_janitors: dict[tuple[int, int], _Janitor] = {}
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -174,8 +188,14 @@ def _is_spared(pid: int) -> bool:
         return False
     if not any(argument.rpartition("/")[2].startswith(_JANITORS) for argument in arguments):
         return False
-    key = (pid, start_time(pid) or 0)
-    return time.monotonic() < _spared_until_s.setdefault(key, time.monotonic() + _JANITOR_S)
+    fields = _stat(pid)
+    if not fields:
+        return False
+    now_s, ticks = time.monotonic(), int(fields[11]) + int(fields[12])
+    janitor = _janitors.setdefault((pid, int(fields[19])), _Janitor(now_s, now_s, ticks))
+    if fields[0] in "RD" or ticks != janitor.ticks:
+        janitor.busy_s, janitor.ticks = now_s, ticks
+    return now_s < min(janitor.busy_s + _JANITOR_S, janitor.first_s + _JANITOR_MOST_S)
 
 
 def _children_of(pid: int) -> set[int]:

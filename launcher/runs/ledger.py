@@ -79,11 +79,6 @@ def ledger(events: Sequence[Event], *, now_s: float | None = None) -> list[Entry
     return entries
 
 
-def time_parts(events: Sequence[Event], *, now_s: float | None = None) -> dict[str, float]:
-    """Seconds of each part over all attempts of the `ledger`, and `total`; empty where that is."""
-    return total_parts(ledger(events, now_s=now_s))
-
-
 def total_parts(entries: Sequence[Entry]) -> dict[str, float]:
     """Seconds of each part over all attempts, and `total`."""
     if not entries:

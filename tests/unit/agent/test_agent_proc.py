@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,21 @@ def test_a_janitor_that_does_not_end_is_killed_too(monkeypatch: pytest.MonkeyPat
     with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as janitor:
         proc.kill_group(janitor.pid)
         assert janitor.wait(30) == -signal.SIGKILL
+
+
+def test_a_janitor_that_works_or_waits_for_a_cpu_is_spared_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an overloaded machine its start alone may take seconds; killed then, it left a segment in /dev/shm."""
+    monkeypatch.setattr(proc, "_JANITOR_S", 0.1)
+    program = "while True: pass  # " + JANITOR
+    argv = [sys.executable, "-c", program, JANITOR]
+    with subprocess.Popen(argv, start_new_session=True) as janitor:
+        until_s = time.monotonic() + 0.5
+        while time.monotonic() < until_s:
+            proc.kill_group(janitor.pid)
+        assert state(janitor.pid) in "RSTt", "it is not killed"
+        monkeypatch.setattr(proc, "_JANITOR_MOST_S", 0.0)
+        proc.kill_group(janitor.pid)
+        assert janitor.wait(30) == -signal.SIGKILL, "not for ever"
 
 
 def test_shared_memory_with_the_number_of_a_process_goes_when_it_is_reaped(

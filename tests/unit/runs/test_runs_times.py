@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, time_table
 from launcher.runs.fold import fold
-from launcher.runs.ledger import PARTS, time_parts
+from launcher.runs.ledger import PARTS, ledger, total_parts
 from launcher.runs.observed import ALIVE
 
 Story = list[dict[str, Any]]
@@ -18,6 +18,10 @@ Story = list[dict[str, Any]]
 
 def story(*told: tuple[float, str, dict[str, Any]]) -> Story:
     return [{"time": 1000.0 + time_s, "event": name, **fields} for time_s, name, fields in told]
+
+
+def time_parts(events: Story, *, now_s: float | None = None) -> dict[str, float]:
+    return total_parts(ledger(events, now_s=now_s))
 
 
 def attempt(number: int, **fields: Any) -> dict[str, Any]:
