@@ -7,48 +7,50 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
-from torch import nn
 
 from jobs.agreement import Agreement
 from jobs.data.base import Samples
 from jobs.loader import Fetch
-from jobs.objective import loss_sum, num_correct
-from jobs.world import World
+from jobs.mesh import Grid
+from jobs.parallel.base import Shared
+from jobs.tasks.base import Task
 
 BATCH = 512
 
 
 def evaluate(
-    net: nn.Module,
+    shared: Shared,
+    task: Task,
     samples: Samples,
     *,
-    world: World,
+    grid: Grid,
     device: torch.device,
     agreement: Agreement,
     precision: AbstractContextManager[object],
     on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float] | None:
-    """Mean loss and accuracy over all ranks, as exact sums; None where some rank was told to stop meanwhile."""
+    """The metrics of the task over all ranks, from exact sums; None where some rank was told to stop meanwhile."""
     fetch = Fetch(samples, seed=0)
-    mine = torch.arange(world.rank, len(samples), world.size)
-    loss, correct = 0.0, 0.0
-    net.eval()
+    shares = grid.degrees.data
+    mine = torch.arange(grid.data_rank, len(samples), shares)
+    sums = torch.zeros(1 + len(task.measures), dtype=torch.float64)
+    shared.net.eval()
     with torch.inference_mode(), precision:
         # every rank goes round as often as rank 0, which has the most: each round is an agreement
-        for start in range(0, -(-len(samples) // world.size), BATCH):
+        for start in range(0, -(-len(samples) // shares), BATCH):
             on_batch()
             agreement.send()
             indices = mine[start : start + BATCH]
-            if len(indices):
-                inputs, targets = (tensor.to(device) for tensor in fetch[0, indices])
-                outputs = net(inputs)
-                loss += loss_sum(outputs, targets).item()
-                correct += num_correct(outputs, targets).item()
+            if len(indices) or shared.everyone_evaluates:
+                inputs, targets = (tensor.to(device) for tensor in fetch[0, indices if len(indices) else mine[:1]])
+                outputs = shared.evaluate(inputs)
+                if outputs is not None and grid.speaks and len(indices):
+                    sums[0] += task.loss(outputs, targets).double().cpu()
+                    sums[1:] += task.measure(outputs, targets).double().cpu()
             if agreement.receive().stop:
-                net.train()
+                shared.net.train()
                 return None
-    net.train()
-    agreed = agreement.now(loss, correct)
-    loss, correct = agreed.sums
-    metrics = {"eval/loss": loss / len(samples), "eval/accuracy": correct / len(samples)}
+    shared.net.train()
+    loss, *measured = (value / len(samples) for value in agreement.now(*sums.tolist()).sums)
+    metrics = task.metrics(loss, dict(zip(task.measures, measured, strict=True)))
     return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -6,16 +6,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from jobs import registry
 from jobs.batches import Batches, divide
 from jobs.checkpoint import Checkpoints
-from jobs.data.base import Data
+from jobs.data.base import Data, Source
 from jobs.job import Job
 from jobs.memory import Memory
+from jobs.mesh import Grid, make_grid
+from jobs.parallel.base import Shared
 from jobs.parts import Calendar
 from jobs.sampler import Sampler, derive_seed
+from jobs.tasks.base import Task
 from jobs.world import World
+from launcher.recipe.degrees import resolve_degrees
 from launcher.runs.rundir import RunDir
 
 
@@ -26,19 +31,20 @@ def with_all_nodes(job: Job) -> Batches | None:
     """
     if job.world_sizes is None:
         return None
-    most = job.world_sizes[-1]
-    return divide(job.data.global_batch_size, world_size=most, wanted=job.train.accumulate, before=None)
+    most, section = job.world_sizes[-1], job.recipe.parallelism
+    shares = resolve_degrees(section, world_size=most, nodes=job.recipe.resources.max_nodes).data
+    return divide(job.data.global_batch_size, world_size=shares, wanted=job.train.accumulate, before=None)
 
 
-def make_sampler(job: Job, data: Data, world: World, batches: Batches) -> Sampler:
+def make_sampler(job: Job, data: Data, grid: Grid, batches: Batches) -> Sampler:
     """The order of the samples, for this rank."""
     return Sampler(
         num_samples=len(data.train),
         global_batch_size=job.data.global_batch_size,
         seed=job.train.seed,
         accumulate=batches.accumulate,
-        rank=world.rank,
-        world_size=world.size,
+        rank=grid.data_rank,
+        world_size=grid.degrees.data,
     )
 
 
@@ -64,11 +70,37 @@ def make_model(job: Job, device: torch.device) -> nn.Module:
     return net.to(device)
 
 
-def wrap(job: Job, net: nn.Module, device: torch.device) -> nn.Module:
-    """The network as the strategy shares it between the ranks."""
+def place_on_mesh(job: Job, world: World, device: torch.device) -> Grid:
+    """Where this rank stands. Raises ValueError where the degrees of the recipe do not fit the ranks that there are."""
+    nodes = world.size // world.local_size
+    degrees = resolve_degrees(job.recipe.parallelism, world_size=world.size, nodes=nodes)
+    return make_grid(degrees, world, device.type)
+
+
+def make_task(job: Job, source: Source) -> Task:
+    """What is learned: what the recipe says, else what belongs to the data."""
+    section = job.train.task
+    name, options = (
+        (getattr(source, "task", "classification"), {}) if section is None else (section.name, section.options)
+    )
+    task: Task = registry.build("task", name, options)
+    return task
+
+
+def share_model(job: Job, world: World, device: torch.device) -> tuple[Grid, Shared]:
+    """Where this rank stands, and the network as the strategy shares it between the ranks."""
     section = job.recipe.parallelism
-    wrapped: nn.Module = registry.build("strategy", section.name, section.options, net, device)
-    return wrapped
+    grid = place_on_mesh(job, world, device)
+    net = make_model(job, device)
+    shared: Shared = registry.build("strategy", section.name, section.options, net, grid, device)
+    return grid, shared
+
+
+def make_optimizer(job: Job, net: nn.Module) -> Optimizer:
+    """Of all parameters of this rank."""
+    section = job.train.optimizer
+    optimizer: Optimizer = registry.build("optimizer", section.name, section.options, net.parameters())
+    return optimizer
 
 
 def make_schedule(job: Job, calendar: Calendar) -> Any:

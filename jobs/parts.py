@@ -17,11 +17,15 @@ from jobs.folders import Progress
 from jobs.keeper import Keeper
 from jobs.loader import Loader
 from jobs.marks import Marks
+from jobs.mesh import Grid
+from jobs.parallel.base import Shared
+from jobs.precision import Precision
 from jobs.report import Reporter
 from jobs.sampler import Sampler
 from jobs.snapshots import Snapshots
 from jobs.state import TrainingState
 from jobs.stop import StopRequest
+from jobs.tasks.base import Task
 from jobs.world import World
 
 
@@ -54,8 +58,12 @@ class Parts:
     device: torch.device
     state: TrainingState
     """The network itself and its optimizer: their names are those of a checkpoint."""
-    wrapped: nn.Module
-    """The same, as the strategy wraps it: its forward and backward involve the other ranks."""
+    grid: Grid
+    """Where this rank stands: its share of the batch, its part of the model."""
+    shared: Shared
+    """The network, as the strategy shares it among the ranks: its forward and backward involve the others."""
+    task: Task
+    precision: Precision
     factor: Callable[[int], float]
     """Step -> factor of the learning rate."""
     sampler: Sampler
@@ -66,7 +74,6 @@ class Parts:
     """For checkpoints: waits long."""
     report: Reporter
     stop: StopRequest
-    bf16: bool
     calendar: Calendar
     go_back: Callable[[str], tuple[Choice, Progress]]
     """Restores the newest checkpoint, on all ranks together; the argument is a name that no other call has."""

@@ -2,7 +2,8 @@
 
     @model("mlp")                                        jobs/models/mlp.py      -> nn.Module
     @dataset("mnist")                                    jobs/data/mnist.py      -> jobs.data.base.Source
-    @strategy("ddp")      (net, device, ...)             jobs/parallel/ddp.py    -> nn.Module
+    @task("classification")                              jobs/tasks/...          -> jobs.tasks.base.Task
+    @strategy("ddp")      (net, grid, device, ...)       jobs/parallel/ddp.py    -> jobs.parallel.base.Shared
     @optimizer("adamw")   (parameters, ...)              jobs/optim.py           -> Optimizer
     @schedule("cosine")   (step, total, warmup, ...)     jobs/optim.py           -> float, a factor of the learning rate
 
@@ -22,6 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 HOMES: Mapping[str, str] = {
     "model": "jobs.models",
     "dataset": "jobs.data",
+    "task": "jobs.tasks",
     "strategy": "jobs.parallel",
     "optimizer": "jobs.optim",
     "schedule": "jobs.optim",
@@ -41,8 +43,13 @@ def dataset(name: str) -> Callable[[Function], Function]:
     return _register("dataset", name)
 
 
+def task(name: str) -> Callable[[Function], Function]:
+    """Register a function that returns a `jobs.tasks.base.Task`."""
+    return _register("task", name)
+
+
 def strategy(name: str) -> Callable[[Function], Function]:
-    """Register a function that wraps a network for several ranks."""
+    """Register a function of (net, grid, device) that returns a `jobs.parallel.base.Shared`."""
     return _register("strategy", name)
 
 

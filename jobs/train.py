@@ -36,15 +36,17 @@ from jobs.loader import Loader
 from jobs.making import (
     make_calendar,
     make_checkpoints,
-    make_model,
+    make_optimizer,
     make_sampler,
     make_schedule,
+    make_task,
+    share_model,
     with_all_nodes,
-    wrap,
 )
 from jobs.marks import Marks
 from jobs.memory import Memory
 from jobs.parts import Parts
+from jobs.precision import make_precision
 from jobs.preparing import Saves
 from jobs.report import Reporter
 from jobs.sockets import GroupSockets
@@ -130,18 +132,19 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     marks.at(Phase.START, 0)  # not before: preparing the data may take hours, and the others say that they wait
 
     data = source.load()
-    net = make_model(job, device)
-    optimizer = registry.build("optimizer", job.train.optimizer.name, job.train.optimizer.options, net.parameters())
-    state = TrainingState(net, optimizer)
+    grid, shared = share_model(job, world, device)
+    state = TrainingState(shared.net, make_optimizer(job, shared.net))
     choice, progress = checkpoints.resume(meeting, state, group)
     if choice.name is None:
-        initialise(job, net, meeting, group)
+        initialise(job, shared.net, meeting, group)
         before = with_all_nodes(job)
     else:
         before = read_batches(choice.state)
-    batches = divide(job.data.global_batch_size, world_size=world.size, wanted=job.train.accumulate, before=before)
+    batches = divide(
+        job.data.global_batch_size, world_size=grid.degrees.data, wanted=job.train.accumulate, before=before
+    )
     checkpoints.record["batches"] = batches.to_record()
-    sampler = make_sampler(job, data, world, batches)
+    sampler = make_sampler(job, data, grid, batches)
     calendar = make_calendar(job, sampler)
     report = Reporter(
         run_dir,
@@ -155,7 +158,10 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         world=world,
         device=device,
         state=state,
-        wrapped=wrap(job, net, device),
+        grid=grid,
+        shared=shared,
+        task=make_task(job, source),
+        precision=make_precision(job.train.precision, device),
         factor=make_schedule(job, calendar),
         sampler=sampler,
         loader=Loader(data.train, sampler, samples_seen=progress.samples_seen, loader_workers=job.data.loader_workers),
@@ -165,7 +171,6 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         report=report,
         stop=stop,
         marks=marks,
-        bf16=job.train.precision == "bf16",
         calendar=calendar,
         keeper=here.keeper,
         go_back=lambda name: go_back(checkpoints, meeting.again(name), state, group),
@@ -176,7 +181,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         snapshots=saves.prepare() if progress.step < calendar.total_steps else None,
         on_saved=nothing if here.keeper is None else here.keeper.saved,
     )
-    marks.watch_forward(net)
+    marks.watch_forward(shared.net)
     trainer = make_trainer(parts, progress, choice)
     already_complete = trainer.is_complete
     stopped = trainer.meet()
@@ -188,7 +193,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     finished = trainer.run(stop=stopped and not already_complete)
 
     marks.at(Phase.END, trainer.progress.step)
-    weights = weights_sha256(net)
+    weights = weights_sha256(shared.net)
     report_end(parts, trainer, weights, previous=last_summary(run_dir) if already_complete else {})
     leave_together()
     end_tracking(tracking, job, finished=finished)  # now that nobody waits for this rank

@@ -7,21 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from jobs.agreement import Agreement
-from jobs.buffers import SharedBuffers
 from jobs.checkpoint import Saved
 from jobs.evaluation import evaluate
-from jobs.finite import KeptBuffers, gradient_problem, loss_message, loss_problem
+from jobs.finite import KeptBuffers
 from jobs.folders import Progress
+from jobs.gradients import Gradients
 from jobs.keeper import is_peer_lost
-from jobs.objective import loss_sum
 from jobs.parts import Parts
 from jobs.report import Rate, progress_line
-from jobs.sampler import Share, derive_seed
+from jobs.sampler import Share
 from jobs.saving import Counts, Saving, Voice
 from launcher.runs.clock import Phase
 
@@ -67,7 +65,7 @@ class Trainer:
         self._owes_save = owes_save
         """Whether the last save that was due is not on disk, since the attempt that began it has died."""
         self._buffers = KeptBuffers(parts.net) if parts.on_nan == "skip" else None
-        self._shared = SharedBuffers(parts.net, ranks=parts.world.size)
+        self._gradients = Gradients(parts, self._agreement)
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         self._lr = 0.0
         self._rate = Rate()
@@ -116,7 +114,7 @@ class Trainer:
 
     def _train(self, *, stop: bool) -> None:
         if not self.finished:
-            self._rehearse()
+            self._gradients.rehearse(self.progress.step)
         self._rate.lap()
         while not stop and self._boundary() and self.progress.step < self._calendar.total_steps:
             stop = self._step()
@@ -129,23 +127,6 @@ class Trainer:
             self._parts.snapshots.finish()
         while not self._saved:  # what all was done for: where others may fail, this one is tried again
             self._save(last=True)
-
-    def _rehearse(self) -> None:
-        """One forward and backward whose result is thrown away.
-
-        DDP orders its gradients anew after the first backward of a process. With three or more ranks the order of
-        their sums, and so the last bit, depends on it: a resumed run would differ from one that was not interrupted.
-        """
-        net = self._parts.net
-        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-        inputs, targets = (tensor.to(self._parts.device) for tensor in self._parts.loader.peek())
-        self._seed()
-        with self._precision():
-            outputs = self._parts.wrapped(inputs)
-        torch.autograd.backward(loss_sum(outputs, targets))
-        self._parts.optimizer.zero_grad(set_to_none=True)
-        for name, buffer in net.named_buffers():
-            buffer.copy_(buffers[name])
 
     def _boundary(self) -> bool:
         """Between two steps: what is due. Returns False where a stop was agreed on."""
@@ -176,13 +157,11 @@ class Trainer:
         share = self._parts.sampler.share(self.progress.samples_seen)
         if self._buffers is not None:
             self._buffers.keep()
-        self._gradients(share)
-        agreed = self._agreement.receive()
-        self._parts.report.forget(agreed.written)
-        self._shared.receive()
-        problem = loss_problem(agreed.sums, ranks=self._parts.world.size)
-        problem = problem or gradient_problem(self._parts.net, self._any_rank)
+        self._set_lr()
+        agreed = self._gradients.make(share, self.progress.step)
+        problem, in_gradients = self._gradients.problem(agreed)
         if problem:
+            self._parts.precision.update(overflow=in_gradients)
             self._leave_out(problem, share)
             return agreed.stop
         self._parts.marks.work()
@@ -191,7 +170,8 @@ class Trainer:
         self._rate.add(share.global_count)
         self.samples_trained += share.global_count
         with self._changing():
-            self._parts.optimizer.step()
+            self._parts.precision.step(self._parts.optimizer)
+            self._parts.precision.update(overflow=False)
             self.progress = Progress(step=step, samples_seen=seen, left_out=self.progress.left_out)
             self._saved = False
             self._record(agreed.sums[0] / agreed.sums[1], {"samples_seen": seen, "train/lr": self._lr})
@@ -201,31 +181,6 @@ class Trainer:
     def _changing(self) -> AbstractContextManager[None]:
         """Around what changes the state: it is whole before and after it, and can be kept."""
         return nullcontext() if self._parts.keeper is None else self._parts.keeper.changing()
-
-    def _gradients(self, share: Share) -> None:
-        """Forward and backward; the loss of this rank is on its way to the others when the last backward begins."""
-        parts = self._parts
-        parts.marks.work()
-        self._seed()
-        self._set_lr()
-        # ranks average their gradients: this makes the average the mean over all samples, whoever has how many
-        scale = parts.world.size / share.global_count if share.local_count else 0.0
-        total = torch.zeros((), device=parts.device)
-        last = len(share.micro_batches) - 1
-        for index, (inputs, targets) in enumerate(parts.loader.take(len(share.micro_batches))):
-            with nullcontext() if index == last else self._no_sync():  # around the forward too, or it has no effect
-                here = inputs.to(parts.device, non_blocking=True)
-                parts.marks.rest()  # the strategy may wait for others; the network's own forward is work again
-                with self._precision():
-                    outputs = parts.wrapped(here)
-                loss = loss_sum(outputs, targets.to(parts.device, non_blocking=True))
-                total += loss.detach()
-                if index == last:
-                    summed = total.item() if share.local_count else 0.0
-                    parts.marks.rest()
-                    self._agreement.send(*loss_message(summed, share.local_count, parts.world.rank))
-                    self._shared.send()
-                torch.autograd.backward(loss * scale)
 
     def _leave_out(self, problem: str, share: Share) -> None:
         """Do what the recipe says of a step whose loss or gradients are not finite; the same on every rank."""
@@ -278,28 +233,11 @@ class Trainer:
         )
         self._rate.lap()
 
-    def _any_rank(self, finding: bool) -> bool:
-        return self._agreement.now(float(finding)).sums[0] > 0
-
-    def _seed(self) -> None:
-        """Random draws of a step (dropout) depend on the step and the rank, not on what was drawn before."""
-        seed = derive_seed("step", self._parts.sampler.seed, self.progress.step, self._parts.world.rank)
-        torch.default_generator.manual_seed(seed)
-        if self._parts.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-
     def _set_lr(self) -> None:
         factor = self._parts.factor(self.progress.step)
         for group, base in zip(self._parts.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * factor
         self._lr = self._base_lrs[0] * factor
-
-    def _no_sync(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = getattr(self._parts.wrapped, "no_sync", nullcontext)()
-        return context
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self._parts.device.type, torch.bfloat16) if self._parts.bf16 else nullcontext()
 
     def _record(self, loss: float, values: dict[str, float]) -> None:
         """Note a step, which all ranks know."""
@@ -328,12 +266,13 @@ class Trainer:
         parts.report.flush()
         with self._timed("eval_s") as timer:
             metrics = evaluate(
-                parts.net,
+                parts.shared,
+                parts.task,
                 parts.evaluation,
-                world=parts.world,
+                grid=parts.grid,
                 device=parts.device,
                 agreement=self._agreement,
-                precision=self._precision(),
+                precision=parts.precision.around_forward(),
                 on_batch=lambda: parts.marks.at(Phase.EVAL, self.progress.step),
             )
         if metrics is None:

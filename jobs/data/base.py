@@ -34,7 +34,10 @@ class Data:
 
 
 class Source(Protocol):
-    """What a function decorated with `@dataset` returns. Making one is cheap; nothing is read yet."""
+    """What a function decorated with `@dataset` returns. Making one is cheap; nothing is read yet.
+
+    With a `task` (a name of `jobs/tasks`, `classification` where there is none) it says what it is made for.
+    """
 
     def prepare(self) -> None:
         """Bring the files here. Called by one rank per node, before there is a process group: it may take long."""

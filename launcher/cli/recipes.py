@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-KINDS = ("models", "datasets", "strategies", "optimizers", "schedules")
+KINDS = ("models", "datasets", "tasks", "strategies", "optimizers", "schedules")
 """The kinds of the catalog; written out, so that `launch list --help` reads nothing."""
 PLACES = ("profiles", "executors")
 """What `--on` may name."""

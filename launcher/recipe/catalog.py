@@ -28,6 +28,7 @@ SOURCES = MappingProxyType(
     {
         "models": ("model", "models/*.py"),
         "datasets": ("dataset", "data/*.py"),
+        "tasks": ("task", "tasks/*.py"),
         "strategies": ("strategy", "parallel/*.py"),
         "optimizers": ("optimizer", "optim.py"),
         "schedules": ("schedule", "optim.py"),

@@ -44,6 +44,7 @@ class NamedKind:
 NAMED = (
     NamedKind(("model",), "models", "model"),
     NamedKind(("data",), "datasets", "dataset"),
+    NamedKind(("train", "task"), "tasks", "task"),
     NamedKind(("train", "optimizer"), "optimizers", "optimizer", default="adamw"),
     NamedKind(("train", "schedule"), "schedules", "schedule", default="constant"),
     NamedKind(("parallelism",), "strategies", "strategy", key="strategy", default="ddp"),

@@ -33,6 +33,8 @@ def _fixed_if_one(nodes: int | NodeRange) -> int | NodeRange:
 PositiveLength = Annotated[Length, AfterValidator(_positive_length)]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive_duration)]
 Auto = Literal["auto"]
+TARGET = "target"
+"""The name of what is given by `target:`, a function of the user's own."""
 MAX_NODES = 10_000
 MAX_NPROC = 1_024
 """Far above what anybody has: a number beyond these was not meant."""
@@ -68,14 +70,29 @@ class NamedSection(BaseModel):
 class ModelSection(NamedSection):
     """`model:` which network, and its options."""
 
+    name: str = TARGET
+    target: str | None = None
+    """A function of your own that returns the network, in place of a name: `package.module:function`."""
+
 
 class DataSection(NamedSection):
     """`data:` which dataset, how much of it per step, and its options."""
 
+    name: str = TARGET
+    target: str | None = None
+    """A function of your own that returns the data, in place of a name: `package.module:function`."""
     global_batch_size: PositiveInt
-    """Samples per optimizer step over all ranks and accumulation; divides by world size x accumulate."""
+    """Samples per optimizer step over all ranks and accumulation; divides by the data-parallel ranks x accumulate."""
     loader_workers: NonNegativeInt = 0
     """Loader processes per rank. 0 loads in the training process."""
+    prefetch: PositiveInt = 2
+    """Micro-batches that each loader process has ready."""
+    pin_memory: bool | Auto = "auto"
+    """Batches wait in page-locked memory, from which a GPU copies while it computes. auto = where there is a GPU."""
+
+
+class TaskSection(NamedSection):
+    """`train.task:` what is learned (the loss, and what is measured), and its options."""
 
 
 class OptimizerSection(NamedSection):
@@ -99,10 +116,23 @@ class TrainSection(Section):
     """The total length of the training, restarts and resumes included: `8 epochs`, `10k steps`."""
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 = autocast in bfloat16; parameters stay in fp32."""
+    task: TaskSection | None = None
+    """Default: the one that belongs to the data."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """tf32 = products of matrices on the tensor cores of a GPU, with 10 bits of precision. bf16, fp16 = autocast in 16
+    bits; parameters stay in fp32. fp16 scales the loss, and skips the steps that overflow."""
     accumulate: PositiveInt = 1
-    """Micro-batches per optimizer step."""
+    """Micro-batches per optimizer step; with pipeline stages (`parallelism.pp`) those that are under way together."""
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    """The largest L2 norm that all gradients together may have; longer ones are scaled down to it."""
+    activation_checkpointing: bool = False
+    """Each layer's activations are computed again in the backward, in place of being kept: less memory, more time."""
+    channels_last: bool = False
+    """Images and convolutions lie in memory as NHWC: faster on tensor cores."""
+    compile: bool = False
+    """torch.compile: a slow first step, then faster ones."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time, also on a GPU; slower."""
     eval_every: PositiveLength | None = Length(1, "epochs", "1 epoch")
     """How often the held-out data is evaluated; null = only at the end."""
     log_every: PositiveLength = Length(50, "steps", "50 steps")
@@ -114,6 +144,28 @@ class ParallelismSection(NamedSection):
     """`parallelism:` how the ranks share the work, and options of that strategy."""
 
     name: str = Field(default="ddp", alias="strategy")
+    dp: PositiveInt | Auto = "auto"
+    """Replicas. auto = what the other degrees leave; with `hsdp` one per node."""
+    fsdp: PositiveInt | Auto = "auto"
+    """Ranks that share one copy of parameters, gradients, optimizer. auto = what is left for fsdp and hsdp, else 1."""
+    tp: PositiveInt = 1
+    """Ranks that compute each layer together (tensor parallel)."""
+    pp: PositiveInt = 1
+    """Stages, each with some of the layers (pipeline parallel)."""
+    pipeline: Literal["1f1b", "gpipe"] = "1f1b"
+    """The order of forwards and backwards of the stages: 1f1b holds the activations of few micro-batches."""
+
+
+class ProfilerSection(Section):
+    """`profiler:` what some steps are made of."""
+
+    steps: Annotated[str, Field(pattern=r"^[1-9]\d*-[1-9]\d*$")] = "10-15"
+    """The first and the last step that is recorded, counted from the start of the attempt."""
+    tool: Literal["torch", "nsys", "memory"] = "torch"
+    """torch = a trace and a table of operators; memory = a snapshot of the GPU's memory; nsys = Nsight Systems around
+    the workers."""
+    ranks: tuple[NonNegativeInt, ...] = (0,)
+    """Which ranks are recorded."""
 
 
 class ResourcesSection(Section):
@@ -123,8 +175,10 @@ class ResourcesSection(Section):
     """`2`, or `1:4`: takes four nodes, goes on with as few as one when others are lost, and takes them in again."""
     nproc_per_node: Annotated[int, Field(ge=1, le=MAX_NPROC)] | Auto = "auto"
     """Workers per node. auto = one per GPU of a node; on CPU one."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto = cuda where every node gets a GPU, else cpu."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")] = "auto"
+    """auto = cuda where every node gets a GPU, else cpu. `cuda:1` = that GPU of each node, for one worker per node."""
+    alloc: Literal["default", "expandable_segments"] = "default"
+    """How PyTorch holds the memory of a GPU. expandable_segments = blocks that grow: less is lost between them."""
     threads: PositiveInt | Auto = "auto"
     """CPU threads per worker (OMP_NUM_THREADS). auto = the CPUs this process may use / workers on this machine."""
 
@@ -225,6 +279,8 @@ class TrackingSection(Section):
 
     wandb: WandbSection = WandbSection()
     tensorboard: bool = False
+    watch: PositiveDuration | None = Duration(10.0, "10s")
+    """How often each node measures its devices (NVML; psutil on CPU): use, memory, power, clocks. null = never."""
 
 
 class ResumeSection(Section):
@@ -334,6 +390,7 @@ class Recipe(Section):
     data: DataSection | None = None
     train: TrainSection | None = None
     parallelism: ParallelismSection = ParallelismSection()
+    profiler: ProfilerSection | None = None
     resources: ResourcesSection = ResourcesSection()
     network: NetworkSection = NetworkSection()
     faults: FaultsSection = FaultsSection()

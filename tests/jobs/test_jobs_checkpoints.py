@@ -20,13 +20,13 @@ TIMED_OUT = ("Timed out waiting 3000ms", "Application timeout caused pair closur
 
 DIE_AT = """
 import os, signal
-import jobs.trainer
-inner = jobs.trainer.Trainer._gradients
-def update(trainer, share):
-    if trainer.progress.step + 1 == int(os.environ.get("DIE_AT", "0")):
+import jobs.gradients
+inner = jobs.gradients.Gradients.make
+def update(gradients, share, step):
+    if step + 1 == int(os.environ.get("DIE_AT", "0")):
         os.kill(os.getpid(), signal.SIGKILL)
-    return inner(trainer, share)
-jobs.trainer.Trainer._gradients = update
+    return inner(gradients, share, step)
+jobs.gradients.Gradients.make = update
 """
 
 RESHARD = """
@@ -156,7 +156,7 @@ import os, time
 import jobs.trainer
 inner = jobs.trainer.Trainer._check_weights
 def check(trainer):
-    while trainer.progress.step == 10 and os.environ["RANK"] == "2":
+    while step == 10 and os.environ["RANK"] == "2":
         time.sleep(1)
     inner(trainer)
 jobs.trainer.Trainer._check_weights = check

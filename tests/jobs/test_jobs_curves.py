@@ -19,24 +19,24 @@ _NOTHING, _WHOLE, _LAST = 0, 1, 4
 
 CRASH = """
 import os, signal, time
-import jobs.trainer
+import jobs.gradients
 from pathlib import Path
-inner = jobs.trainer.Trainer._gradients
+inner = jobs.gradients.Gradients.make
 
 def sent():
     notes = (Path(os.environ["LAUNCH_RUN_DIR"]) / "tracking").glob("*.sent")
     return max((int(note.read_text().split()[0]) for note in notes if note.stat().st_size), default=0)
 
-def update(trainer, share):
-    if trainer.progress.step == 212 and os.environ["LAUNCH_ATTEMPT"] == "1":
-        trainer._parts.report.flush()
+def update(gradients, share, step):
+    if step == 212 and os.environ["LAUNCH_ATTEMPT"] == "1":
+        gradients._parts.report.flush()
         end = time.monotonic() + 60
         while sent() < 212 and time.monotonic() < end:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    return inner(trainer, share)
+    return inner(gradients, share, step)
 
-jobs.trainer.Trainer._gradients = update
+jobs.gradients.Gradients.make = update
 """
 
 

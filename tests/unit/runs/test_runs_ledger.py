@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs_values import plan as make_plan
-from test_runs_times import EVENTS, KILLED_ONCE, PREEMPTED, Story, attempt, story
+from test_runs_times import EVENTS, KILLED_ONCE, PREEMPTED, Story, attempt, story, time_parts
 
 from launcher.runs.attempts import ledger_table
 from launcher.runs.events import time_of
-from launcher.runs.ledger import PARTS, Devices, Entry, devices_of, goodput, ledger, ledger_fields, time_parts
+from launcher.runs.ledger import PARTS, Devices, Entry, devices_of, goodput, ledger, ledger_fields
 
 GPUS = Devices(unit="gpu_hours", per_node=4, nodes=2)
 

@@ -1,0 +1,107 @@
+"""The gradients of a step: forward, backward, and what all ranks must know before the weights change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from jobs.agreement import Agreed, Agreement
+from jobs.buffers import SharedBuffers
+from jobs.data.base import Batch
+from jobs.finite import gradient_problem, loss_message, loss_problem
+from jobs.parallel.base import Pass
+from jobs.parts import Parts
+from jobs.sampler import Share, derive_seed
+
+
+class Gradients:
+    """Makes them, step by step."""
+
+    def __init__(self, parts: Parts, agreement: Agreement) -> None:
+        self._parts, self._agreement = parts, agreement
+        self._buffers = SharedBuffers(parts.net, ranks=parts.world.size if parts.grid.is_replicated else 1)
+
+    def rehearse(self, step: int) -> None:
+        """One forward and backward whose result is thrown away.
+
+        DDP orders its gradients anew after the first backward of a process. With three or more ranks the order of
+        their sums, and so the last bit, depends on it: a resumed run would differ from one that was not interrupted.
+        """
+        parts = self._parts
+        buffers = {name: buffer.clone() for name, buffer in parts.net.named_buffers()}
+        count = parts.shared.rehearsal_count
+        self._seed(step)
+        self._run(count, [parts.loader.peek()] * count, scale=1.0, before_last_backward=lambda total: None)
+        parts.optimizer.zero_grad(set_to_none=True)
+        for name, buffer in parts.net.named_buffers():
+            buffer.copy_(buffers[name])
+
+    def make(self, share: Share, step: int) -> Agreed:
+        """Forward and backward; the loss of this rank is on its way to the others when the last backward begins.
+
+        Returns what all ranks know then.
+        """
+        parts = self._parts
+        parts.marks.work()
+        self._seed(step)
+        count = len(share.micro_batches)
+        # ranks average their gradients: this makes the average the mean over all samples, whoever has how many
+        scale = parts.grid.degrees.data / share.global_count if share.local_count else 0.0
+        self._run(count, parts.loader.take(count), scale=scale, before_last_backward=partial(self._send, share))
+        agreed = self._agreement.receive()
+        parts.report.forget(agreed.written)
+        self._buffers.receive()
+        parts.precision.unscale(parts.optimizer)
+        return agreed
+
+    def problem(self, agreed: Agreed) -> tuple[str, bool]:
+        """What is wrong with the loss or the gradients, the same on every rank; empty where nothing is.
+
+        And whether it is the gradients alone.
+        """
+        parts = self._parts
+        if problem := loss_problem(agreed.sums, ranks=parts.world.size):
+            return problem, False
+        return gradient_problem(parts.net, self._any_rank), True
+
+    def _run(
+        self, count: int, batches: Iterable[Batch], *, scale: float, before_last_backward: Callable[[Tensor], None]
+    ) -> None:
+        parts = self._parts
+        work = Pass(
+            batches=map(self._here, batches),
+            count=count,
+            loss=parts.task.loss,
+            scaled=lambda loss: parts.precision.scaled(loss * scale),
+            precision=parts.precision.around_forward,
+            before_forward=parts.marks.rest,  # the network's own forward is work again
+            before_last_backward=before_last_backward,
+        )
+        parts.shared.run(work)
+
+    def _here(self, batch: Batch) -> Batch:
+        inputs, targets = batch
+        device = self._parts.device
+        return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+    def _send(self, share: Share, total: Tensor) -> None:
+        parts = self._parts
+        counts = share.local_count if parts.grid.speaks else 0
+        summed = total.item() if counts else 0.0
+        parts.marks.rest()
+        self._agreement.send(*loss_message(summed, counts, parts.world.rank))
+        self._buffers.send()
+
+    def _any_rank(self, finding: bool) -> bool:
+        return self._agreement.now(float(finding)).sums[0] > 0
+
+    def _seed(self, step: int) -> None:
+        """Random draws of a step (dropout) depend on the step and the share, not on what was drawn before."""
+        parts = self._parts
+        seed = derive_seed("step", parts.sampler.seed, step, parts.grid.data_rank)
+        torch.default_generator.manual_seed(seed)
+        if parts.device.type == "cuda":
+            torch.cuda.manual_seed(seed)

@@ -1,0 +1,74 @@
+"""What a strategy makes of a network: something that makes the gradients of a step, with the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jobs.data.base import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """The forwards and backwards of one step, as the trainer wants them; the same number on every rank."""
+
+    batches: Iterator[Batch]
+    """Micro-batches on the device, `count` of them. One without samples that count is there too: no rank sits out."""
+    count: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    """(outputs, targets) -> the loss, summed over the samples."""
+    scaled: Callable[[Tensor], Tensor]
+    """The loss as it goes into the backward: ranks average their gradients, and the average is to be the mean."""
+    precision: Callable[[], AbstractContextManager[Any]]
+    """Around each forward and its loss."""
+    before_forward: Callable[[], None]
+    """Called when a batch is there: from here on, the strategy may wait for others."""
+    before_last_backward: Callable[[Tensor], None]
+    """Called once, with the loss of this rank summed over its samples (0 where it computes none)."""
+
+
+class Shared:
+    """A network as the ranks share it. Replicas, and the base of the other strategies.
+
+    net: holds the parameters that this rank has, under the names that they have in the whole model. forward: the same
+    as the strategy wraps it.
+    """
+
+    rehearsal_count = 1
+    """Micro-batches that a rehearsal takes."""
+    everyone_evaluates = False
+    """Whether a forward needs the other ranks: then all make equally many of them in an evaluation."""
+
+    def __init__(self, net: nn.Module, forward: nn.Module | None = None) -> None:
+        self.net = net
+        self.forward = net if forward is None else forward
+
+    def run(self, work: Pass) -> None:
+        """Forward and backward of each micro-batch; afterwards the gradients are those of all ranks."""
+        total: Tensor | None = None
+        for index, (inputs, targets) in enumerate(work.batches):
+            is_last = index == work.count - 1
+            with self.sync(is_last):  # around the forward too, or it has no effect
+                work.before_forward()
+                with work.precision():
+                    outputs = self.forward(inputs)
+                    loss = work.loss(outputs, targets)
+                total = loss.detach() if total is None else total + loss.detach()
+                if is_last:
+                    work.before_last_backward(total)
+                torch.autograd.backward(work.scaled(loss))
+
+    def sync(self, is_last: bool) -> AbstractContextManager[Any]:
+        """Around one micro-batch: gradients travel with the last one of a step alone."""
+        context: Any = nullcontext() if is_last else getattr(self.forward, "no_sync", nullcontext)()
+        return context  # type: ignore[no-any-return]
+
+    def evaluate(self, inputs: Tensor) -> Tensor | None:
+        """Outputs without gradients, in the mode that the network is in; None where another rank has them."""
+        outputs: Tensor = self.net(inputs)
+        return outputs

@@ -1,0 +1,1 @@
+"""Tasks: what is learned. One file, one decorated function, one name."""

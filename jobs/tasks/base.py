@@ -1,0 +1,28 @@
+"""What a task is here: a loss, and what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Task(Protocol):
+    """What a function decorated with `@task` returns.
+
+    Sums over samples add up over micro-batches and ranks of any size; means do not. So everything here is a sum over
+    samples, and what is a mean within one sample (over its tokens, over its values) has been taken already.
+    """
+
+    measures: tuple[str, ...]
+    """Names of what `measure` counts, beside the loss."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each sample, summed over the samples; a number to train with. In fp32."""
+
+    def measure(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What is counted of an evaluation, summed over the samples: one number for each of `measures`."""
+
+    def metrics(self, loss: float, means: Mapping[str, float]) -> dict[str, float]:
+        """Metrics by their names (`eval/accuracy`), from the mean loss and the means of `measures` over all samples."""
