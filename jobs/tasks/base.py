@@ -17,6 +17,8 @@ class Task(Protocol):
 
     measures: tuple[str, ...]
     """Names of what `measure` counts, beside the loss."""
+    unit: str | None
+    """What each target consists of (tokens), where people count the speed of a training in these too."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each sample, summed over the samples; a number to train with. In fp32."""

@@ -27,6 +27,7 @@ class Classification:
 
     label_smoothing: float = 0.0
     measures: tuple[str, ...] = ("accuracy",)
+    unit: str | None = None
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy."""
