@@ -22,7 +22,7 @@ from launcher.recipe.explain import show
 from launcher.recipe.hints import did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Entry as Written
 from launcher.recipe.nodes import Findings, Keys, Scalar, Table, dotted, present, section_at
-from launcher.recipe.schema import Recipe
+from launcher.recipe.schema import TARGET, Recipe
 from launcher.recipe.typed import annotation_at, annotation_of, describe, fields_of, fits, section_of, typed
 
 
@@ -79,15 +79,19 @@ def check_named(root: Table, failed: set[Keys], findings: Findings) -> None:
         section = section_at(root, named.keys)
         if section is None:
             continue
-        _check_name(section, named, failed, findings)
+        _check_name(root, section, named, failed, findings)
         entry = named_entry(root, named)
         if entry is not None:
             _check_options(root, section, named=named, entry=entry, failed=failed, findings=findings)
 
 
-def _check_name(section: Table, named: NamedKind, failed: set[Keys], findings: Findings) -> None:
+def _check_name(root: Table, section: Table, named: NamedKind, failed: set[Keys], findings: Findings) -> None:
     written = section.entries.get(named.key)
     keys = (*named.keys, named.key)
+    if TARGET in _own_keys(named):
+        _check_one_of_two(root, section, named, findings)
+        if written is not None and isinstance(written.value, Scalar) and written.value.text == TARGET:
+            return  # the record of a run with a target says so
     if written is None or not isinstance(written.value, Scalar) or written.value.null or keys in failed:
         return
     names = catalog(named.kind)
@@ -95,6 +99,22 @@ def _check_name(section: Table, named: NamedKind, failed: set[Keys], findings: F
         known = ", ".join(names) or "none"
         hint = " ".join(filter(None, [did_you_mean(written.value.text, names), f"({known})"]))
         findings.add(written.place, f"{dotted(keys)}: there is no {named.word} {written.value.text!r}", hint)
+
+
+def _check_one_of_two(root: Table, section: Table, named: NamedKind, findings: Findings) -> None:
+    """A name, or a function of the user's own."""
+    word, name = dotted(named.keys), section.entries.get(named.key)
+    if name is None or (isinstance(name.value, Scalar) and name.value.text == TARGET):
+        if not present(section, TARGET):
+            known = ", ".join(catalog(named.kind))
+            hint = f"one of {known}; or `{TARGET}: package.module:function`, a {named.word} of your own"
+            findings.add(root.entries[named.keys[0]].key, f"{word}.{named.key} is missing", hint)
+    elif present(section, TARGET):
+        target = section.entries[TARGET]
+        message = f"{word}.{TARGET}: {show(target.value)}, and {word}.{named.key} is {show(name.value)} ({name.place})"
+        other = f"{{{TARGET}: {target.value.text}}}" if isinstance(target.value, Scalar) else "{...}"
+        whole = f"; '{word}={other}' replaces the section" if target.key.layer > name.key.layer else ""
+        findings.add(target.key, message, f"a {named.word} of ours or of your own: keep one of the two{whole}")
 
 
 def _check_options(

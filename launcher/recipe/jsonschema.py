@@ -16,7 +16,7 @@ from launcher.recipe.catalog import Entry, Option, catalog
 from launcher.recipe.checks import NAMED, NamedKind
 from launcher.recipe.explain import field_docs
 from launcher.recipe.profiles import NOT_IN_PROFILES
-from launcher.recipe.schema import Profile, Recipe
+from launcher.recipe.schema import TARGET, Profile, Recipe
 from launcher.recipe.typed import annotation_at, annotation_of, fields_of, members, section_of
 from launcher.recipe.units import Duration, Length
 
@@ -78,6 +78,9 @@ def _add_names(part: dict[str, Any], named: NamedKind) -> None:
     """The names that the section may hold, and for each the options that come with it."""
     entries = catalog(named.kind)
     part["properties"][named.key]["enum"] = list(entries)
+    if TARGET in part["properties"]:
+        del part["properties"][named.key]["default"]  # what is there beside a target; nobody writes it
+        part["anyOf"] = [{"required": [key]} for key in (named.key, TARGET)]
     part["allOf"] = [
         {
             "if": {"properties": {named.key: {"const": name}}, **_required(named)},

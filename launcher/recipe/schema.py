@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -21,6 +22,14 @@ def _positive_duration(duration: Duration) -> Duration:
     return duration
 
 
+def _device(device: str) -> str:
+    if re.fullmatch(DEVICE_PATTERN, device):
+        return device
+    meant = "did you mean 'cuda'?" if device.lower().startswith(("gpu", "nvidia", "cuda")) else ""
+    hint = meant or "cuda = one GPU of NVIDIA for each worker; `cuda:1` = that one, for one worker per node"
+    raise ValueError(f"{device!r} is not one of auto, cpu, cuda, cuda:N; {hint}")
+
+
 def _fixed_if_one(nodes: int | NodeRange) -> int | NodeRange:
     """`4:4` is 4."""
     if isinstance(nodes, int):
@@ -35,6 +44,7 @@ PositiveDuration = Annotated[Duration, AfterValidator(_positive_duration)]
 Auto = Literal["auto"]
 TARGET = "target"
 """The name of what is given by `target:`, a function of the user's own."""
+DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d{1,3})?)$"
 MAX_NODES = 10_000
 MAX_NPROC = 1_024
 """Far above what anybody has: a number beyond these was not meant."""
@@ -175,7 +185,7 @@ class ResourcesSection(Section):
     """`2`, or `1:4`: takes four nodes, goes on with as few as one when others are lost, and takes them in again."""
     nproc_per_node: Annotated[int, Field(ge=1, le=MAX_NPROC)] | Auto = "auto"
     """Workers per node. auto = one per GPU of a node; on CPU one."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$")] = "auto"
+    device: Annotated[str, AfterValidator(_device), Field(json_schema_extra={"pattern": DEVICE_PATTERN})] = "auto"
     """auto = cuda where every node gets a GPU, else cpu. `cuda:1` = that GPU of each node, for one worker per node."""
     alloc: Literal["default", "expandable_segments"] = "default"
     """How PyTorch holds the memory of a GPU. expandable_segments = blocks that grow: less is lost between them."""

@@ -245,6 +245,8 @@ def test_documented_installs_are_the_tested_versions() -> None:
 def test_the_table_of_the_training_job_names_its_modules() -> None:
     text = (ROOT / "jobs" / "README.md").read_text("utf-8")
     assert [path.name for path in (ROOT / "jobs").glob("[!_]*.py") if f"`{path.name}`" not in text] == []
+    told = re.findall(r"`(\w+\.py)`", text.partition("| file |")[2].partition("\n\n")[0])
+    assert [name for name in told if not (ROOT / "jobs" / name).exists()] == []
 
 
 def test_every_fault_has_a_test_that_is_there() -> None:

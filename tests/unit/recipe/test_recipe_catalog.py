@@ -112,6 +112,7 @@ def test_unknown_kind() -> None:
     [
         ("models", {"mlp", "convnet"}),
         ("datasets", {"mnist", "synthetic"}),
+        ("tasks", {"classification"}),
         ("strategies", {"single", "ddp"}),
         ("optimizers", {"adamw", "sgd"}),
         ("schedules", {"constant", "linear", "cosine"}),
@@ -122,4 +123,4 @@ def test_the_jobs_that_ship(kind: str, names: set[str]) -> None:
     assert names <= set(entries)
     assert all(entry.description for entry in entries.values())
     assert all(option.type for entry in entries.values() for option in entry.options)
-    assert set(SOURCES) == {"models", "datasets", "strategies", "optimizers", "schedules"}
+    assert set(SOURCES) == {"models", "datasets", "tasks", "strategies", "optimizers", "schedules"}

@@ -35,7 +35,7 @@ SIX_PROBLEMS = """\
 a.yaml:4:3: model.hiden: `mlp` has no such option
     hint: did you mean 'hidden'? (in_features, hidden, layers, classes, dropout)
 a.yaml:7:22: data.global_batch_size: 0 is not a whole number >= 1
-    hint: Samples per optimizer step over all ranks and accumulation; divides by world size x accumulate.
+    hint: Samples per optimizer step over all ranks and accumulation; divides by the data-parallel ranks x accumulate.
 a.yaml:9:3: unknown key 'untill' in train
     hint: did you mean 'until'?
 a.yaml:10:10: train.until: '8 epoch s' is not a length
@@ -129,7 +129,9 @@ def test_the_free_section_takes_anything(load: Load) -> None:
             "resources.nproc_per_node: 2.5 is not a whole number from 1 to 1024 or auto",
             "",
         ),
-        ("resources.device=gpu", "resources.device: 'gpu' is not one of auto, cpu, cuda", ""),
+        ("resources.device=gpu", "resources.device: 'gpu' is not one of auto, cpu, cuda, cuda:N", "mean 'cuda'?"),
+        ("resources.device=cuda:", "resources.device: 'cuda:' is not one of auto, cpu, cuda, cuda:N", "'cuda'"),
+        ("resources.device=mps", "resources.device: 'mps' is not one of auto, cpu, cuda, cuda:N", "cuda = one GPU"),
         ("network.master_port=80", "network.master_port: 80 is not a whole number from 1024 to 65535 or auto", ""),
         ("network.timeout=600", "network.timeout: '600' is not a duration", "write a number and a unit"),
         ("network.timeout=0s", "network.timeout: '0s' is not more than 0", ""),
@@ -192,6 +194,19 @@ def test_missing_keys_point_to_their_section(fail: Fail) -> None:
         ("a.yaml:3:1", "data.global_batch_size is missing"),
         ("a.yaml:5:1", "train.until is missing"),
     ]
+
+
+def test_a_model_or_a_dataset_is_named_or_a_function_of_the_user_s_own(fail: Fail, load: Load) -> None:
+    (problem,) = fail("model.target=mine.nets:small")
+    assert problem.message == "model.target: 'mine.nets:small', and model.name is 'mlp' (a.yaml:2:15)"
+    assert "'model={target: mine.nets:small}' replaces the section" in problem.hint
+    (problem,) = fail("data={global_batch_size: 8}")
+    assert problem.message == "data.name is missing"
+    assert "one of mnist, synthetic" in problem.hint.replace("cifar10, image_folder, ", "")
+    assert "`target: package.module:function`" in problem.hint
+    model = load("model={target: mine.nets:small, width: 3}").recipe.model
+    assert model is not None
+    assert (model.name, model.target, model.options) == ("target", "mine.nets:small", {"width": 3})
 
 
 def test_script_keys_with_a_model(fail: Fail) -> None:
