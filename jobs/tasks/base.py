@@ -15,10 +15,13 @@ class Task(Protocol):
     samples, and what is a mean within one sample (over its tokens, over its values) has been taken already.
     """
 
-    measures: tuple[str, ...]
-    """Names of what `measure` counts, beside the loss."""
-    unit: str | None
-    """What each target consists of (tokens), where people count the speed of a training in these too."""
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of what `measure` counts, beside the loss."""
+
+    @property
+    def unit(self) -> str | None:
+        """What each target consists of (tokens), where people count the speed of a training in these too."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each sample, summed over the samples; a number to train with. In fp32."""
