@@ -142,6 +142,8 @@ class Checkpoints:
             else:
                 problem, found = self._load(candidate, meeting, state, group)
             if found is not None:
+                check_precision(str(candidate), found.state, state)
+                state.precision.restore(found.state["scaler"])
                 broken = [other.name for other in rejected if other.name in names]
                 meeting.decide("tidy the checkpoints", partial(self._tidy, candidate, broken))
                 if self._memory:
@@ -225,7 +227,8 @@ class Checkpoints:
             "left_out": progress.left_out.to_record(),
             "world_size": dist.get_world_size(),
             "optimizer": state.numbers(),
-            "scaler": None,
+            "scaler": state.precision.to_record(),
+            "overflows": progress.overflows,
             "torch": torch.__version__,
             **self.record,
             **more,
@@ -278,8 +281,7 @@ class Checkpoints:
         if problem := _first(meeting.gather(f"look at {name}", partial(self._look, name))):
             return problem, None
         saved, manifest = read_state(path), read_manifest(path)
-        if saved["scaler"] is not None:
-            raise DifferenceError(f"{path} has the state of a gradient scaler, and this training has none")
+        check_precision(str(path), saved, state)
         try:
             hashes = state.restore(path, saved["optimizer"], group, verify=share(manifest, world.rank, world.size))
         except DifferenceError:
@@ -362,6 +364,13 @@ class Checkpoints:
                     shutil.rmtree(path)
         except OSError as error:  # somebody reads it on a network disk: the training need not end for that
             print(f"old checkpoints could not be removed, the next save tries again: {error}", flush=True)
+
+
+def check_precision(name: str, saved: Mapping[str, Any], state: TrainingState) -> None:
+    """Raise DifferenceError where a checkpoint has a gradient scale and this training has none, or the other way."""
+    made_with = saved.get("recipe", {}).get("train", {}).get("precision", "fp32")
+    if problem := state.precision.difference(saved["scaler"], made_with):
+        raise DifferenceError(f"{name}: {problem}")
 
 
 def _to_json(files: Mapping[str, FileInfo]) -> dict[str, Any]:

@@ -27,6 +27,9 @@ class Progress:
     """Of the evaluation at this step; None where it was not evaluated."""
     left_out: LeftOut = field(default_factory=LeftOut)
     """Steps whose batches were not trained on."""
+    overflows: int = 0
+    """Steps that were not made since their gradients overflowed in fp16 (`jobs.precision`); the schedule leaves them
+    out too."""
 
 
 def named(folder: Path) -> list[str]:
@@ -75,6 +78,7 @@ def progress_from(state: Mapping[str, Any], metrics: Mapping[str, float] | None)
         samples_seen=state["samples_seen"],
         metrics=metrics,
         left_out=read_left_out(state.get("left_out")),
+        overflows=state.get("overflows", 0),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor
 
 from jobs.agreement import Agreed, Agreement
 from jobs.buffers import SharedBuffers
+from jobs.clip import GradientCheck
 from jobs.data.base import Batch
-from jobs.finite import gradient_problem, loss_message, loss_problem
+from jobs.feed import Feed, beside
+from jobs.finite import loss_message, loss_problem
 from jobs.parallel.base import Pass
 from jobs.parts import Parts
+from jobs.profiling import watched
 from jobs.sampler import Share, derive_seed
 
 
@@ -22,7 +26,12 @@ class Gradients:
 
     def __init__(self, parts: Parts, agreement: Agreement) -> None:
         self._parts, self._agreement = parts, agreement
-        self._buffers = SharedBuffers(parts.net, ranks=parts.world.size if parts.grid.is_replicated else 1)
+        grid = parts.grid
+        self._buffers = SharedBuffers(parts.net, ranks=grid.degrees.data, group=grid.data_group, source=grid.data_first)
+        self._check = GradientCheck(parts.net, parts.grid, self._add)
+        self.norm = math.nan
+        """L2 norm of the gradients of the last step, all together, before they were clipped."""
+        self.feed = Feed(parts.loader, self._here, parts.marks, beside(parts.device))
 
     def rehearse(self, step: int) -> None:
         """One forward and backward whose result is thrown away.
@@ -34,7 +43,8 @@ class Gradients:
         buffers = {name: buffer.clone() for name, buffer in parts.net.named_buffers()}
         count = parts.shared.rehearsal_count
         self._seed(step)
-        self._run(count, [parts.loader.peek()] * count, scale=1.0, before_last_backward=lambda total: None)
+        batches = [self.feed.peek()] * count
+        self._run(count, batches, counted=count, scale=1.0, before_last_backward=lambda total: None)
         parts.optimizer.zero_grad(set_to_none=True)
         for name, buffer in parts.net.named_buffers():
             buffer.copy_(buffers[name])
@@ -49,8 +59,9 @@ class Gradients:
         self._seed(step)
         count = len(share.micro_batches)
         # ranks average their gradients: this makes the average the mean over all samples, whoever has how many
-        scale = parts.grid.degrees.data / share.global_count if share.local_count else 0.0
-        self._run(count, parts.loader.take(count), scale=scale, before_last_backward=partial(self._send, share))
+        scale = parts.grid.degrees.data / share.global_count
+        batches, tell = watched(parts.profiler, self.feed.take(count)), partial(self._send, share)
+        self._run(count, batches, counted=share.counted, scale=scale, before_last_backward=tell)
         agreed = self._agreement.receive()
         parts.report.forget(agreed.written)
         self._buffers.receive()
@@ -65,15 +76,29 @@ class Gradients:
         parts = self._parts
         if problem := loss_problem(agreed.sums, ranks=parts.world.size):
             return problem, False
-        return gradient_problem(parts.net, self._any_rank), True
+        finding = self._check.look()
+        self.norm = finding.norm
+        return finding.problem, True
+
+    def clip(self) -> None:
+        """Scale them down to `train.clip_norm`, where that is given and they are longer."""
+        if self._parts.clip_norm is not None:
+            self._check.clip(self.norm, self._parts.clip_norm)
 
     def _run(
-        self, count: int, batches: Iterable[Batch], *, scale: float, before_last_backward: Callable[[Tensor], None]
+        self,
+        count: int,
+        batches: Iterable[Batch],
+        *,
+        counted: int,
+        scale: float,
+        before_last_backward: Callable[[Tensor], None],
     ) -> None:
         parts = self._parts
         work = Pass(
-            batches=map(self._here, batches),
+            batches=iter(batches),
             count=count,
+            counted=counted,
             loss=parts.task.loss,
             scaled=lambda loss: parts.precision.scaled(loss * scale),
             precision=parts.precision.around_forward,
@@ -95,8 +120,12 @@ class Gradients:
         self._agreement.send(*loss_message(summed, counts, parts.world.rank))
         self._buffers.send()
 
-    def _any_rank(self, finding: bool) -> bool:
-        return self._agreement.now(float(finding)).sums[0] > 0
+    def any_rank(self, finding: bool) -> bool:
+        """Whether any rank has found something; every rank must ask."""
+        return self._add(float(finding))[0] > 0
+
+    def _add(self, *values: float) -> Sequence[float]:
+        return self._agreement.now(*values).sums
 
     def _seed(self, step: int) -> None:
         """Random draws of a step (dropout) depend on the step and the share, not on what was drawn before."""

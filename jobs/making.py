@@ -13,11 +13,14 @@ from jobs.batches import Batches, divide
 from jobs.checkpoint import Checkpoints
 from jobs.data.base import Data, Source
 from jobs.job import Job
+from jobs.loader import Loader
 from jobs.memory import Memory
 from jobs.mesh import Grid, make_grid
 from jobs.parallel.base import Shared
 from jobs.parts import Calendar
+from jobs.precision import make_precision
 from jobs.sampler import Sampler, derive_seed
+from jobs.state import TrainingState
 from jobs.tasks.base import Task
 from jobs.world import World
 from launcher.recipe.degrees import resolve_degrees
@@ -48,6 +51,20 @@ def make_sampler(job: Job, data: Data, grid: Grid, batches: Batches) -> Sampler:
     )
 
 
+def make_loader(job: Job, data: Data, sampler: Sampler, *, samples_seen: int, device: torch.device) -> Loader:
+    """What brings the samples of this rank, from there on."""
+    section = job.data
+    pins = device.type == "cuda" and section.pin_memory is not False
+    return Loader(
+        data.train,
+        sampler,
+        samples_seen=samples_seen,
+        loader_workers=section.loader_workers,
+        prefetch=section.prefetch,
+        pin_memory=pins,
+    )
+
+
 def make_calendar(job: Job, sampler: Sampler) -> Calendar:
     """All lengths of the recipe, in steps."""
     per_epoch = sampler.steps_per_epoch
@@ -66,7 +83,9 @@ def make_calendar(job: Job, sampler: Sampler) -> Calendar:
 def make_model(job: Job, device: torch.device) -> nn.Module:
     """The network; its first weights depend on the seed alone, so they are the same on every rank."""
     torch.manual_seed(derive_seed("model", job.train.seed))
-    net: nn.Module = registry.build("model", job.model.name, job.model.options)
+    net = registry.build_section("model", job.model)
+    if not isinstance(net, nn.Module):
+        raise registry.OptionError(f"model.target: {job.model.target} returns a {type(net).__name__}, and no nn.Module")
     return net.to(device)
 
 
@@ -101,6 +120,11 @@ def make_optimizer(job: Job, net: nn.Module) -> Optimizer:
     section = job.train.optimizer
     optimizer: Optimizer = registry.build("optimizer", section.name, section.options, net.parameters())
     return optimizer
+
+
+def make_state(job: Job, net: nn.Module, device: torch.device) -> TrainingState:
+    """The network with its optimizer, and the scale of fp16: what a checkpoint holds."""
+    return TrainingState(net, make_optimizer(job, net), make_precision(job.train.precision, device))
 
 
 def make_schedule(job: Job, calendar: Calendar) -> Any:

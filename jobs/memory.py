@@ -55,6 +55,9 @@ class InMemory:
         """Its name, with the node."""
         return f"{self.name} in the memory of node {self.node}"
 
+    def __str__(self) -> str:
+        return self.full_name
+
     @property
     def place(self) -> str:
         """For people."""

@@ -18,8 +18,10 @@ from jobs.keeper import Keeper
 from jobs.loader import Loader
 from jobs.marks import Marks
 from jobs.mesh import Grid
+from jobs.pace import Pace
 from jobs.parallel.base import Shared
 from jobs.precision import Precision
+from jobs.profiling import Profiler
 from jobs.report import Reporter
 from jobs.sampler import Sampler
 from jobs.snapshots import Snapshots
@@ -63,7 +65,6 @@ class Parts:
     shared: Shared
     """The network, as the strategy shares it among the ranks: its forward and backward involve the others."""
     task: Task
-    precision: Precision
     factor: Callable[[int], float]
     """Step -> factor of the learning rate."""
     sampler: Sampler
@@ -80,6 +81,8 @@ class Parts:
     on_nan: str = "stop"
     """faults.on_nan: stop, skip or rollback."""
     max_skips: int = 1
+    clip_norm: float | None = None
+    """train.clip_norm."""
     keeper: Keeper | None = None
     """Keeps the state if another rank dies; None: nobody asks for it."""
     asynchronous: bool = True
@@ -89,6 +92,10 @@ class Parts:
     """To the memory of this node; None: another rank writes them, or none are wanted."""
     on_saved: Callable[[int], None] = lambda step: None
     """Called on rank 0, in another thread, when the checkpoint of a step is complete on disk."""
+    pace: Pace = lambda rate: {}
+    """Samples per second -> what else is told of the speed."""
+    profiler: Profiler | None = None
+    """Records some steps of this rank; None: none."""
     marks: Marks = field(default_factory=Marks)
     """What the agent sees of this rank."""
 
@@ -101,3 +108,8 @@ class Parts:
     def optimizer(self) -> Optimizer:
         """Of its parameters."""
         return self.state.optimizer
+
+    @property
+    def precision(self) -> Precision:
+        """Of the forward, with the scale of fp16."""
+        return self.state.precision

@@ -7,15 +7,30 @@ They have no public name. (What the agent needs is in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store  # where they are defined; torch.distributed re-exports them
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.optim import Optimizer
 
-__all__ = ["PrefixStore", "Store", "abort_groups", "buffers_of", "copy_each", "narrow_tensor_by_index", "norm_of_each"]
+__all__ = [
+    "PrefixStore",
+    "Store",
+    "abort_groups",
+    "buffers_of",
+    "copy_each",
+    "dump_memory_history",
+    "narrow_tensor_by_index",
+    "norm_of_each",
+    "record_memory_history",
+    "scale_each",
+    "tell_overflow",
+]
 
 
 def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
@@ -27,6 +42,29 @@ def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def norm_of_each(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The L2 norm of each tensor, in one call. At least one."""
     return torch._foreach_norm(list(tensors))
+
+
+def scale_each(tensors: Sequence[Tensor], factor: float) -> None:
+    """Multiply each tensor, in place, in one call."""
+    if tensors:
+        torch._foreach_mul_(list(tensors), factor)
+
+
+def tell_overflow(scaler: GradScaler, optimizer: Optimizer) -> None:
+    """Another rank has found what this one has not: gradients that are not finite. After `unscale_`."""
+    for found in scaler._found_inf_per_device(optimizer).values():
+        found.fill_(1.0)
+
+
+def record_memory_history() -> None:
+    """From now on note each block of GPU memory that is taken and given back, with the Python stack, at most 200,000."""
+    torch.cuda.memory._record_memory_history(max_entries=200_000, stacks="python")
+
+
+def dump_memory_history(path: Path) -> None:
+    """Write what was noted, for pytorch.org/memory_viz, and note no more."""
+    torch.cuda.memory._dump_snapshot(str(path))
+    torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def buffers_of(module: nn.Module) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from jobs.precision import Precision
 from jobs.storage import Reader
 from jobs.tensorfile import TensorFileError
 
@@ -47,8 +48,10 @@ class DifferenceError(CheckpointError):
 class TrainingState:
     """Model and optimizer of a training, as a checkpoint holds them. Make it while the optimizer is new."""
 
-    def __init__(self, net: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, net: nn.Module, optimizer: Optimizer, precision: Precision | None = None) -> None:
         self.net, self.optimizer = net, optimizer
+        self.precision = Precision("fp32", torch.device("cpu")) if precision is None else precision
+        """With the scale of fp16, numbers for state.json."""
         self._made_with = [_options(group) for group in optimizer.param_groups]
 
     def tensors(self) -> dict[str, Tensor]:

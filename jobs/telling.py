@@ -42,6 +42,10 @@ def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes:
         report.say(f"already complete: {step}/{calendar.total_steps} steps in {choice.name}")
         return
     start = "resuming" if choice.name else f"starting with the weights of {init_from}" if init_from else "starting"
+    if job.data.pin_memory is True and parts.device.type == "cpu":
+        report.say("data.pin_memory: true has no effect without a GPU")
+    if remark := parts.precision.remark():
+        report.say(remark)
     ranks = count(parts.world.size, "rank")
     report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {ranks}")
 
@@ -63,6 +67,7 @@ def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Chec
         "step": progress.step,
         "samples_seen": progress.samples_seen,
         "steps_left_out": progress.left_out.count,
+        "steps_skipped": progress.overflows,
         "world_size": world.size,
         "weights_sha256": weights,
         "metrics": dict(progress.metrics or {}),
@@ -73,6 +78,7 @@ def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Chec
         },
         "saves": dataclasses.asdict(trainer.saves),
         "snapshots": trainer.snapshots_told(),
+        "input": trainer.starving(),
         "samples_per_s": round(trainer.samples_trained / train_s, 1),
         "checkpoint": f"checkpoints/{best}",
         "checkpoint_verified": checkpoints.is_intact(best),

@@ -28,26 +28,28 @@ from jobs.batches import divide, read_batches
 from jobs.checkpoint import Checkpoints
 from jobs.choice import Choice
 from jobs.data.base import Source
+from jobs.data.once import prepare_once
 from jobs.folders import Progress, resolve_init
 from jobs.job import Job, place, read_job, run_id
 from jobs.keeper import Keeper, is_peer_lost
 from jobs.kept import KeptState, is_whole
-from jobs.loader import Loader
 from jobs.making import (
     make_calendar,
     make_checkpoints,
-    make_optimizer,
+    make_loader,
     make_sampler,
     make_schedule,
+    make_state,
     make_task,
     share_model,
     with_all_nodes,
 )
 from jobs.marks import Marks
 from jobs.memory import Memory
+from jobs.pace import make_pace
 from jobs.parts import Parts
-from jobs.precision import make_precision
 from jobs.preparing import Saves
+from jobs.profiling import make_profiler
 from jobs.report import Reporter
 from jobs.sockets import GroupSockets
 from jobs.state import TrainingState, restore_model
@@ -115,7 +117,7 @@ class Here:
 def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     """The order of a run."""
     world, device, marks = here.world, here.device, here.marks
-    source: Source = registry.build("dataset", job.data.name, job.data.options)
+    source: Source = registry.build_section("dataset", job.data)
     # What may be in memory alone is not to be lost: then a stop comes after it was loaded, and saves it.
     with nullcontext() if COUNTS_VARIABLE in os.environ else stop.at_once():
         meeting, store = Meeting.join(world, prefix=f"attempt-{job.attempt}")
@@ -126,14 +128,14 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         memory = Memory.from_env(os.environ, world, run_id=name)
         checkpoints = make_checkpoints(job, run_dir, name, memory)
         meeting.gather("try the folder of the checkpoints", lambda: checkpoints.check_writable(world.rank))
-        meeting.gather("prepare the data", lambda: source.prepare() if world.local_rank == 0 else None)
+        prepare_once(source, meeting)
     with here.sockets.watch():
         group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
     marks.at(Phase.START, 0)  # not before: preparing the data may take hours, and the others say that they wait
 
     data = source.load()
     grid, shared = share_model(job, world, device)
-    state = TrainingState(shared.net, make_optimizer(job, shared.net))
+    state = make_state(job, shared.net, device)
     choice, progress = checkpoints.resume(meeting, state, group)
     if choice.name is None:
         initialise(job, shared.net, meeting, group)
@@ -144,8 +146,13 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         job.data.global_batch_size, world_size=grid.degrees.data, wanted=job.train.accumulate, before=before
     )
     checkpoints.record["batches"] = batches.to_record()
+    task = make_task(job, source)
     sampler = make_sampler(job, data, grid, batches)
     calendar = make_calendar(job, sampler)
+    loader = make_loader(job, data, sampler, samples_seen=progress.samples_seen, device=device)
+    if job.data.loader_workers and progress.step < calendar.total_steps:
+        meeting.gather("find room for the batches", lambda: loader.check_room(world.local_size))
+        loader.start()
     report = Reporter(
         run_dir,
         rank=world.rank,
@@ -160,11 +167,10 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         state=state,
         grid=grid,
         shared=shared,
-        task=make_task(job, source),
-        precision=make_precision(job.train.precision, device),
+        task=task,
         factor=make_schedule(job, calendar),
         sampler=sampler,
-        loader=Loader(data.train, sampler, samples_seen=progress.samples_seen, loader_workers=job.data.loader_workers),
+        loader=loader,
         evaluation=data.evaluation,
         checkpoints=checkpoints,
         group=group,
@@ -172,12 +178,22 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         stop=stop,
         marks=marks,
         calendar=calendar,
+        pace=make_pace(
+            job.model,
+            shared.net,
+            data.train,
+            task,
+            device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+            ranks=world.size,
+        ),
         keeper=here.keeper,
         go_back=lambda name: go_back(checkpoints, meeting.again(name), state, group),
         on_nan=job.recipe.faults.on_nan,
         max_skips=job.recipe.faults.max_skips,
+        clip_norm=job.train.clip_norm,
         asynchronous=job.recipe.checkpoint.asynchronous,
         max_failed_saves=job.recipe.checkpoint.max_failed_saves,
+        profiler=make_profiler(job, run_dir, world, device, marks),
         snapshots=saves.prepare() if progress.step < calendar.total_steps else None,
         on_saved=nothing if here.keeper is None else here.keeper.saved,
     )

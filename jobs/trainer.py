@@ -7,20 +7,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 
 from jobs.agreement import Agreement
 from jobs.checkpoint import Saved
 from jobs.evaluation import evaluate
-from jobs.finite import KeptBuffers
+from jobs.finite import KeptBuffers, bad_weights
 from jobs.folders import Progress
 from jobs.gradients import Gradients
 from jobs.keeper import is_peer_lost
 from jobs.parts import Parts
+from jobs.precision import LEAST_SCALE
 from jobs.report import Rate, progress_line
 from jobs.sampler import Share
 from jobs.saving import Counts, Saving, Voice
+from jobs.starving import Means, Starving
 from launcher.runs.clock import Phase
 
 _ADVICE = "try a lower train.optimizer.lr or a longer train.schedule.warmup"
@@ -64,8 +66,13 @@ class Trainer:
         """Whether the state of this moment is on disk."""
         self._owes_save = owes_save
         """Whether the last save that was due is not on disk, since the attempt that began it has died."""
-        self._buffers = KeptBuffers(parts.net) if parts.on_nan == "skip" else None
+        leaves_out = parts.on_nan == "skip" or parts.precision.may_overflow
+        self._buffers = KeptBuffers(parts.net) if leaves_out else None
         self._gradients = Gradients(parts, self._agreement)
+        self._starving = Starving(
+            self._gradients.feed, Means.here(parts.loader.loader_workers, parts.world, parts.device)
+        )
+        self._begun_s = 0.0
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         self._lr = 0.0
         self._rate = Rate()
@@ -100,7 +107,7 @@ class Trainer:
 
         Raises FloatingPointError, on all ranks at the same step, where the loss or the weights are not finite.
         """
-        begin = time.perf_counter()
+        self._begun_s = time.perf_counter()
         try:
             self._train(stop=stop)
         except Exception as error:
@@ -109,16 +116,30 @@ class Trainer:
             if not is_peer_lost(error):
                 self._saving.let_end()
             raise
-        self.times.train_s = time.perf_counter() - begin - self.times.eval_s - self.times.save_s
+        self.times.train_s = self._trained_s()
         return self.finished
+
+    def starving(self) -> dict[str, Any]:
+        """How long the steps of this rank waited for their samples in all, and what to do about it."""
+        return self._starving.to_record(self.times.train_s)
+
+    def _trained_s(self) -> float:
+        return time.perf_counter() - self._begun_s - self.times.eval_s - self.times.save_s
 
     def _train(self, *, stop: bool) -> None:
         if not self.finished:
             self._gradients.rehearse(self.progress.step)
         self._rate.lap()
+        profiler, steps = self._parts.profiler, 0
+        if profiler is not None:
+            profiler.step(0, at=self.progress.step)
         while not stop and self._boundary() and self.progress.step < self._calendar.total_steps:
             stop = self._step()
+            if profiler is not None:
+                profiler.step(steps := steps + 1, at=self.progress.step)
             self._parts.marks.step(self.progress.step)
+        if profiler is not None:
+            profiler.finish(at=self.progress.step)
         if not self.finished or stop:
             self._check_weights()
             self._save(last=True)
@@ -160,10 +181,15 @@ class Trainer:
         self._set_lr()
         agreed = self._gradients.make(share, self.progress.step)
         problem, in_gradients = self._gradients.problem(agreed)
+        loss = agreed.sums[0] / agreed.sums[1]
+        if problem and in_gradients and self._parts.precision.may_overflow:
+            self._overflow(problem, share, loss)
+            return agreed.stop
         if problem:
-            self._parts.precision.update(overflow=in_gradients)
+            self._parts.precision.discard()
             self._leave_out(problem, share)
             return agreed.stop
+        self._gradients.clip()
         self._parts.marks.work()
         self._await_copy()
         step, seen = self.progress.step + 1, self.progress.samples_seen + share.global_count
@@ -171,16 +197,44 @@ class Trainer:
         self.samples_trained += share.global_count
         with self._changing():
             self._parts.precision.step(self._parts.optimizer)
-            self._parts.precision.update(overflow=False)
-            self.progress = Progress(step=step, samples_seen=seen, left_out=self.progress.left_out)
+            self._parts.precision.update(self._parts.optimizer, overflow=False)
+            self.progress = dataclasses.replace(self.progress, step=step, samples_seen=seen, metrics=None)
             self._saved = False
-            self._record(agreed.sums[0] / agreed.sums[1], {"samples_seen": seen, "train/lr": self._lr})
+            norm = round(self._gradients.norm, 6)
+            self._record(loss, {"samples_seen": seen, "train/lr": self._lr, "train/grad_norm": norm})
         self._parts.optimizer.zero_grad(set_to_none=True)
         return agreed.stop
 
     def _changing(self) -> AbstractContextManager[None]:
         """Around what changes the state: it is whole before and after it, and can be kept."""
         return nullcontext() if self._parts.keeper is None else self._parts.keeper.changing()
+
+    def _overflow(self, problem: str, share: Share, loss: float) -> None:
+        """Leave out a step whose gradients overflow in fp16, and halve the scale; the same on every rank.
+
+        Its batch is consumed, and nothing but the scale changes: the schedule does not get on either.
+        """
+        parts, before = self._parts, self.progress
+        scale = parts.precision.scale
+        step, seen = before.step + 1, before.samples_seen + share.global_count
+        assert scale is not None
+        assert self._buffers is not None
+        with self._changing():
+            self._buffers.restore()
+            parts.precision.update(parts.optimizer, overflow=True)
+            self.progress = dataclasses.replace(
+                before, step=step, samples_seen=seen, metrics=None, overflows=before.overflows + 1
+            )
+            self._saved = False
+            values = {"skipped": 1, "train/loss": loss, "samples_seen": seen, "train/lr": self._lr}
+            parts.report.metrics(step, {**values, "train/scale": scale})
+        parts.optimizer.zero_grad(set_to_none=True)
+        self._rate.add(share.global_count)
+        place = f"overflow at step {step}: {problem}, at scale {scale:,g}"
+        if scale / 2 < LEAST_SCALE:
+            raise _not_finite(f"{place}, which cannot be made smaller; try train.precision: bf16, or {_ADVICE}", step)
+        parts.report.event("step_skipped", step=step, reason=f"overflow: {problem}", scale=scale)
+        parts.report.say(f"{place}: the step is skipped, the scale is halved")
 
     def _leave_out(self, problem: str, share: Share) -> None:
         """Do what the recipe says of a step whose loss or gradients are not finite; the same on every rank."""
@@ -200,7 +254,7 @@ class Trainer:
         assert self._buffers is not None
         with self._changing():
             self._buffers.restore()
-            self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
+            self.progress = dataclasses.replace(before, step=step, samples_seen=seen, metrics=None, left_out=left_out)
             self._saved = False
             parts.report.metrics(step, {"skipped": 1, "samples_seen": seen, "train/lr": self._lr})
         parts.report.event("step_skipped", step=step, reason=problem)
@@ -223,7 +277,7 @@ class Trainer:
                 none = "there is no checkpoint to roll back to yet (checkpoint.every)"
                 raise _not_finite(f"{place}; {none}; {_ADVICE}", step)
             left_out = dataclasses.replace(kept.left_out.with_steps(kept.step + 1, step), rollbacks=rollbacks)
-            self.progress = Progress(step=step, samples_seen=seen, left_out=left_out)
+            self.progress = Progress(step=step, samples_seen=seen, left_out=left_out, overflows=kept.overflows)
             self._saved = False
             for each in range(kept.step + 1, step + 1):
                 parts.report.metrics(each, {"skipped": 1})
@@ -234,7 +288,7 @@ class Trainer:
         self._rate.lap()
 
     def _set_lr(self) -> None:
-        factor = self._parts.factor(self.progress.step)
+        factor = self._parts.factor(self.progress.step - self.progress.overflows)
         for group, base in zip(self._parts.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * factor
         self._lr = self._base_lrs[0] * factor
@@ -244,9 +298,12 @@ class Trainer:
         step = self.progress.step
         calendar, rate = self._calendar, self._rate.now()
         left_s = (calendar.total_steps - step) * self._parts.sampler.global_batch_size / max(rate, 1e-9)
-        speed = {"samples_per_s": round(rate, 1), "eta_s": round(left_s, 1)}
+        speed = {"samples_per_s": round(rate, 1), **self._parts.pace(rate), "eta_s": round(left_s, 1)}
+        is_told = step % calendar.log_every == 0 or step == calendar.total_steps
+        if is_told:
+            speed["train/data_wait_s"] = round(self._gradients.feed.lap(), 6)
         self._parts.report.metrics(step, {"train/loss": loss, **values, **speed})
-        if step % calendar.log_every == 0 or step == calendar.total_steps:
+        if is_told:
             line = progress_line(
                 step=step,
                 total_steps=calendar.total_steps,
@@ -257,6 +314,8 @@ class Trainer:
                 left_s=left_s,
             )
             self._parts.report.say(line)
+            if text := self._starving.news(self._trained_s()):
+                self._parts.report.say(text)
             self._rate.lap()
 
     def _evaluate(self) -> bool:
@@ -355,13 +414,11 @@ class Trainer:
         if self._saved:
             return
         step, seen = self.progress.step, self.progress.samples_seen
-        for name, tensor in self._parts.net.state_dict().items():
-            if tensor.is_floating_point() and not _is_finite(tensor):
-                problem = f"weights of {name} are not finite"
-                if self._parts.on_nan != "rollback":
-                    raise FloatingPointError(f"{problem} at step {step}")
-                self._roll_back(f"{problem} at step {step} (samples_seen {seen})", problem, step, seen)
-                return
+        problem = bad_weights(self._parts.net, None if self._parts.grid.is_replicated else self._gradients.any_rank)
+        if problem:
+            if self._parts.on_nan != "rollback":
+                raise FloatingPointError(f"{problem} at step {step}")
+            self._roll_back(f"{problem} at step {step} (samples_seen {seen})", problem, step, seen)
 
     @contextmanager
     def _timed(self, field: str) -> Iterator[Callable[[], float]]:
@@ -371,8 +428,3 @@ class Trainer:
         time_s = time.perf_counter() - begin
         setattr(self.times, field, getattr(self.times, field) + time_s)
         self._rate.pause(time_s)
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all of it is. What is not shows in the sum, which is ten times as fast to make; so may an overflow."""
-    return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())

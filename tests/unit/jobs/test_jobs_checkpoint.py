@@ -167,7 +167,7 @@ def test_an_entry_too_many_is_named(tmp_path: Path) -> None:
         resume(store)
     rewrite(store.folder / "step-1" / "state.json", lambda content: content.update(scaler={"scale": 1.0}))
     reseal(store.folder / "step-1")
-    with pytest.raises(CheckpointError, match="gradient scaler"):
+    with pytest.raises(CheckpointError, match="it has a gradient scale"):
         resume(store)
 
 

@@ -3,45 +3,12 @@ from __future__ import annotations
 import json
 import math
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from jobs.finite import KeptBuffers, LeftOut, gradient_problem, loss_message, loss_problem, read_left_out
-
-FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
-
-
-def never(finding: bool) -> bool:
-    raise AssertionError("the gradients of replicas need no further message")
-
-
-def net_with(*gradients: torch.Tensor | None) -> nn.Module:
-    net = nn.Module()
-    for number, gradient in enumerate(gradients):
-        parameter = nn.Parameter(torch.zeros(1) if gradient is None else torch.zeros_like(gradient))
-        parameter.grad = gradient
-        net.register_parameter(f"p{number}", parameter)
-    return net
-
-
-@given(st.lists(st.lists(FLOATS, max_size=5), max_size=4))
-def test_a_gradient_is_found_exactly_where_a_number_is_not_finite(rows: list[list[float]]) -> None:
-    """Numbers whose squares are too large for their type are numbers all the same."""
-    problem = gradient_problem(net_with(None, *(torch.tensor(row, dtype=torch.float32) for row in rows)), never)
-    bad = [(number, value) for number, row in enumerate(rows, 1) for value in row if not math.isfinite(value)]
-    assert problem == (f"the gradient of p{bad[0][0]} is {bad[0][1]}" if bad else "")
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_gradients_of_other_types(dtype: torch.dtype) -> None:
-    largest = torch.finfo(dtype).max
-    assert gradient_problem(net_with(torch.full((3, 2), largest, dtype=dtype)), never) == ""
-    assert (
-        gradient_problem(net_with(torch.tensor([0.0, -math.inf], dtype=dtype)), never) == "the gradient of p0 is -inf"
-    )
+from jobs.finite import KeptBuffers, LeftOut, loss_message, loss_problem, read_left_out
 
 
 @given(
@@ -102,36 +69,3 @@ def test_a_buffer_that_a_forward_makes_larger_is_kept_and_put_back() -> None:
     net.seen = torch.zeros(5, dtype=torch.float64)
     buffers.restore()
     assert torch.equal(net.get_buffer("seen"), torch.arange(3.0))
-
-
-class Part(torch.Tensor):
-    """Stands for a gradient of which this rank has a part."""
-
-    def to_local(self) -> torch.Tensor:
-        return self.as_subclass(torch.Tensor)
-
-
-@pytest.mark.parametrize(
-    ("value", "others", "problem"),
-    [
-        (1.0, False, ""),
-        (1.0, True, "a gradient is not finite on another rank"),
-        (math.nan, True, "the gradient of p0 is nan"),
-    ],
-)
-def test_ranks_that_hold_parts_of_the_gradients_tell_each_other(
-    monkeypatch: pytest.MonkeyPatch, value: float, others: bool, problem: str
-) -> None:
-    monkeypatch.setattr("jobs.finite.DTensor", Part)
-    told: list[bool] = []
-
-    def agree(finding: bool) -> bool:
-        told.append(finding)
-        return others
-
-    gradient = torch.tensor([0.5, value]).as_subclass(Part)
-    net = nn.Module()
-    net.register_parameter("p0", nn.Parameter(torch.zeros(2)))
-    monkeypatch.setattr(net, "named_parameters", lambda: [("p0", type("Held", (), {"grad": gradient}))])
-    assert gradient_problem(net, agree) == problem
-    assert told == [math.isnan(value)]

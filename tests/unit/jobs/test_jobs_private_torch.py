@@ -40,6 +40,24 @@ def test_each_of_many_is_copied_and_measured() -> None:
     assert [norm.item() for norm in private_torch.norm_of_each(sources)] == [pytest.approx(3**0.5), 4.0]
 
 
+def test_each_of_many_is_scaled() -> None:
+    tensors = [torch.ones(3), torch.full((2, 2), 2.0)]
+    private_torch.scale_each(tensors, 0.5)
+    private_torch.scale_each([], 0.5)
+    assert [tensor.unique().tolist() for tensor in tensors] == [[0.5], [1.0]]
+
+
+def test_a_scaler_is_told_of_an_overflow_elsewhere() -> None:
+    scaler, weight = torch.amp.GradScaler("cpu", init_scale=8.0), torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    private_torch.tell_overflow(scaler, optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert (weight.tolist(), scaler.get_scale()) == ([1.0, 1.0], 4.0)
+
+
 def test_the_buffers_of_a_module_are_its_own_and_no_copy() -> None:
     norm = torch.nn.BatchNorm1d(2)
     private_torch.buffers_of(norm)["running_mean"] = torch.full((2,), 7.0)
