@@ -16,6 +16,7 @@ from typing import Any
 from launcher.agent import addresses, binding, channel, scratch
 from launcher.agent.allocation import NUMBER, Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL, Failure
+from launcher.agent.devices import BEGIN_S, DeviceWatch
 from launcher.agent.logs import say
 from launcher.agent.loop import Loop
 from launcher.agent.members import FROZEN_S, RETURN_S, SILENCE_S
@@ -75,6 +76,8 @@ class NodeAgent:
         self._workers.on_done = self._report_done
         self._workers.on_stacks = self._report_stacks
         self._workers.survivors.on_message = self._tell
+        self._devices = DeviceWatch(plan, run, node)
+        self._workers.spared = lambda: self._devices.pids
         self._loop.on_signals({*_REASONS, *(_WARNINGS if allocation else ())}, self._on_signal)
         self._pending_stops: list[dict[str, Any]] = []
 
@@ -93,12 +96,14 @@ class NodeAgent:
             )
         self._join()
         self._loop.every(HEARTBEAT_S, self._beat)
+        self._loop.after(BEGIN_S, self._devices.start)
         if self._plan.forks_workers:
             from launcher.agent.elastic import run_elastic_agent
 
             run_elastic_agent(self)
         else:
             self._run_without_torch()
+        self._devices.stop()
 
     def _run_without_torch(self) -> None:
         """What `elastic.NodeElasticAgent` does, for workers that torch need not be imported for here."""

@@ -28,7 +28,7 @@ def load_package() -> None:
 
 
 def main() -> NoReturn:
-    """`start.py --zygote FD MODULES...`, `start.py --relay`, or the agents of a run."""
+    """`start.py --zygote FD MODULES...`, `start.py --relay`, `start.py --devices ORDER`, or the agents of a run."""
     load_package()
     if sys.argv[1:2] == ["--zygote"]:
         from launcher.agent import zygote
@@ -38,6 +38,10 @@ def main() -> NoReturn:
         from launcher.agent import torchrun
 
         torchrun.relay()
+    if sys.argv[1:2] == ["--devices"]:
+        from launcher.agent import devices
+
+        devices.main(sys.argv[2])
     from launcher.agent import __main__ as agents
 
     agents.main()

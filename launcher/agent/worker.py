@@ -60,6 +60,8 @@ class Worker:
     started_s: float = field(default_factory=time.monotonic)
     output_s: float | None = None
     """When it has printed something last."""
+    is_wrapped: bool = False
+    """Its pid is that of a program that was put before it (nsys)."""
     pid: int = 0
     exit_code: int | None = None
     words: LastWords = field(default_factory=LastWords)

@@ -18,6 +18,7 @@ from launcher.agent.cgroup import memory_group
 from launcher.agent.clocks import clock_of
 from launcher.agent.logs import LineFile, Stream, Streams, prefixed
 from launcher.agent.loop import Loop
+from launcher.agent.nsight import nsys_command
 from launcher.agent.progress import TELL_EVERY_S, StepClock
 from launcher.agent.stacks import StackTaking
 from launcher.agent.survivors import Survivors
@@ -45,6 +46,8 @@ class Workers:
         self.on_suspect: Callable[[Failure], None] = lambda failure: None
         self.on_done: Callable[[int, dict[int, int]], None] = lambda attempt, exit_codes: None
         self.on_stacks: Callable[[int, dict[str, Any]], None] = lambda attempt, ranks: None
+        self.spared: Callable[[], set[int]] = set
+        """Children of this process that are not of its workers."""
         self._plan, self._run, self._node, self._loop, self._events = plan, run, node, loop, events
         self._console = LineFile(run.console)
         self.survivors = Survivors(loop, disk=str(run.checkpoints))
@@ -101,7 +104,7 @@ class Workers:
         `on_stacks` is called once with where they are.
         """
         self._forget_stacks()
-        self._stacks = taking = StackTaking({worker.rank: worker.pid for worker in self._alive()})
+        self._stacks = taking = StackTaking(self._signalled())
         self._loop.after(_LOOK_AT_STACKS_S, lambda: self._look_at_stacks(taking))
 
     def _look_at_stacks(self, taking: StackTaking) -> None:
@@ -139,6 +142,10 @@ class Workers:
     def report(self, attempt: int) -> None:
         """Have those that live let go of their peers, and say what they hold."""
         self.survivors.report(attempt, {worker.rank: worker.pid for worker in self._alive()})
+
+    def _signalled(self) -> dict[int, int]:
+        """The pids of those that know STACKS_SIGNAL, by rank: the pid of a wrapped one is that of another program."""
+        return {worker.rank: worker.pid for worker in self._alive() if not worker.is_wrapped}
 
     @property
     def holding(self) -> int | None:
@@ -188,6 +195,7 @@ class Workers:
             memory_counts=order.memory_counts,
         )
         work = plan.worker
+        before = nsys_command(plan, self._run, attempt=order.attempt, rank=rank)
         start = zygote.WorkerStart(
             local_rank=local_rank,
             env=env,
@@ -198,7 +206,8 @@ class Workers:
             script=work.script,
             module_folder=self._module_folder() if work.kind == "script" and work.module is not None else None,
             argv=attempt_argv(work.argv, work.resume_argv, attempt=order.attempt, newest=order.newest),
-            python=None if plan.forks_workers else work.python,
+            python=None if plan.forks_workers and not before else work.python,
+            before=before,
             inherits=(FD_VARIABLE, control.FD_VARIABLE) if plan.rescue else (FD_VARIABLE,),
         )
         file = LineFile(log)
@@ -214,6 +223,7 @@ class Workers:
             file=file,
             streams=Streams(self._loop),
             page=StepPage.create(),
+            is_wrapped=bool(before),
         )
         for fd, is_stderr in ((out_read, False), (err_read, True)):
             self._watch_stream(worker, fd, is_stderr=is_stderr)
@@ -339,7 +349,7 @@ class Workers:
         """The zygote died, and its workers with it (parent-death signal). Start another from a fresh interpreter."""
         self._loop.remove(self._zygote)
         self._zygote.close()
-        proc.sweep()
+        proc.sweep(self.spared())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         modules = ("torch", *(self._plan.worker.preload or ())) if self._plan.forks_workers else ()
         argv = zygote.exec_argv(self._plan.worker.python, theirs.fileno(), modules)

@@ -2,7 +2,7 @@
 
 Standard library only and run by path, so that nothing of ours is on the script's sys.path:
 `python -P wrapper.py script.py args...` or `python -P wrapper.py -m FOLDER MODULE args...`. A worker that is forked
-from a preloaded process calls the same functions.
+from a preloaded process calls the same functions. `--job MODULE args...` is the built-in job where it cannot be forked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
+import importlib
 import importlib.util
 import io
 import json
@@ -70,6 +71,12 @@ def run_module(folder: str, module: str, argv: Sequence[str]) -> None:
     sys.argv = [module, *argv]  # its path takes the first place, once it is found
     sys.path.insert(0, folder)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_job(module: str, argv: Sequence[str]) -> int | None:
+    """Call the `main` of a module of ours, as a forked worker does."""
+    code: int | None = importlib.import_module(module).main(list(argv))
+    return code
 
 
 _OURS = ("launcher", "jobs")
@@ -285,9 +292,12 @@ def _from_file(trace: TracebackType | None, file: str | None) -> TracebackType |
 
 
 def main() -> NoReturn:
-    """`python -P wrapper.py script.py args...` or `python -P wrapper.py -m FOLDER MODULE args...`."""
+    """`python -P wrapper.py script.py args...`, `-m FOLDER MODULE args...` or `--job MODULE args...`."""
     show_stacks_on_signal()
     first, *rest = sys.argv[1:]
+    if first == "--job":
+        module, *argv = rest
+        leave(guarded(lambda: _run_job(module, argv)), finish=False)
     if first == "-m":
         folder, module, *argv = rest
         leave(guarded(lambda: run_module(folder, module, argv)), finish=True)

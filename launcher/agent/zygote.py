@@ -20,6 +20,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher import redact
-from launcher.agent import allocation, memory, proc, scratch, wrapper
+from launcher.agent import allocation, memory, nsight, proc, scratch, wrapper
 
 _MAX_DATAGRAM_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 8
@@ -62,6 +63,8 @@ class WorkerStart:
     """Arguments; with neither a module nor a script a whole command, which takes the place of the forked process."""
     python: str | None
     """A fresh interpreter for the script; None = the forked process itself."""
+    before: tuple[str, ...] = ()
+    """A program, and its arguments, that is run with the command of the fresh interpreter: `nsys profile ...`."""
     inherits: tuple[str, ...] = ()
     """Names of variables in which the worker finds further descriptors, in the order in which they are sent."""
 
@@ -69,6 +72,11 @@ class WorkerStart:
     def is_job(self) -> bool:
         """Whether it is the built-in job, which is called and not run."""
         return self.module is not None and self.module_folder is None
+
+    @property
+    def holds_term(self) -> bool:
+        """Whether a stop that comes early waits for the handler of the job; not behind a program of others."""
+        return self.is_job and not self.before
 
 
 class PreloadError(Exception):
@@ -243,7 +251,7 @@ def _become_worker(start: WorkerStart, parent: int, fds: Sequence[int], *, in_st
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGUSR1, signal.SIGUSR2) if in_step else ():
         signal.signal(signum, signal.SIG_IGN)  # a warning of SLURM; whoever wants to hear it has a handler
-    if not start.is_job:
+    if not start.holds_term:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     for target, fd in zip((1, 2), fds[:2], strict=True):
         os.dup2(fd, target)
@@ -274,9 +282,8 @@ def _work(start: WorkerStart) -> int | None:
         os.sched_setaffinity(0, start.cpus)
     if start.module is None and start.script is None:
         os.execv(start.argv[0], start.argv)
-    if start.python is not None and not start.is_job:
-        what = [str(start.script)] if start.module is None else ["-m", str(start.module_folder), start.module]
-        os.execv(start.python, [start.python, "-u", "-P", wrapper.__file__, *what, *start.argv])
+    if start.python is not None and (start.before or not start.is_job):
+        _execute(start, start.python)
     _unshare_random_state()
     if start.module is None:
         wrapper.run_script(str(start.script), start.argv)
@@ -286,6 +293,17 @@ def _work(start: WorkerStart) -> int | None:
         return 0
     code: int | None = importlib.import_module(start.module).main(list(start.argv))
     return code
+
+
+def _execute(start: WorkerStart, python: str) -> NoReturn:
+    """In a fresh interpreter, which may be started by another program."""
+    what = [str(start.script)]
+    if start.module is not None:
+        what = ["--job", start.module] if start.is_job else ["-m", str(start.module_folder), start.module]
+    command = [*start.before, python, "-u", "-P", wrapper.__file__, *what, *start.argv]
+    if start.before and shutil.which(command[0]) is None:
+        raise nsight.MissingNsysError(socket.gethostname())
+    os.execvp(command[0], command)
 
 
 def _unshare_random_state() -> None:
@@ -319,7 +337,7 @@ def _read_start(description: int) -> WorkerStart:
     with os.fdopen(description, encoding="utf-8", errors="surrogateescape") as file:
         file.seek(0)  # the other side has written, and the position is shared
         raw: dict[str, Any] = json.load(file)
-    tuples = {key: tuple(raw[key]) for key in ("cpus", "env_unset", "argv", "inherits")}
+    tuples = {key: tuple(raw[key]) for key in ("cpus", "env_unset", "argv", "before", "inherits")}
     return WorkerStart(**{**raw, **tuples})
 
 

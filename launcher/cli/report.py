@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from launcher.runs.attempts import AttemptRow
     from launcher.runs.events import Event
     from launcher.runs.fold import RunRecord
+    from launcher.runs.rundir import RunDir
 
 
 @click.command()
@@ -45,7 +46,7 @@ def report(run: str, as_json: bool) -> None:
         fields = report_fields(record, result or {}, attempt_rows(events), spent, found.path)
         print(json.dumps(fields, ensure_ascii=False))
     else:
-        print(report_text(record, result, plan, events, now_s=time.time(), cwd=here()), end="")
+        print(report_text(record, result, plan, events, now_s=time.time(), cwd=here(), run=found), end="")
 
 
 def report_text(
@@ -56,16 +57,22 @@ def report_text(
     *,
     now_s: float,
     cwd: Path,
+    run: RunDir | None = None,
 ) -> str:
-    """What `launch report` says."""
+    """What `launch report` says. run: where the run is now, if not where it was made."""
     from launcher.cli.summary import final_block
     from launcher.runs.attempts import allocations_table, attempt_rows, attempts_table, ledger_table, time_table
+    from launcher.runs.devices import read_use
+    from launcher.runs.devices_text import uses_text
     from launcher.runs.ledger import devices_of, ledger, total_parts
+    from launcher.runs.profile import newest_profile, profile_text
     from launcher.runs.report import short_id
+    from launcher.runs.rundir import RunDir
     from launcher.runs.saves import saves_text
     from launcher.runs.stalls import stalls_text
     from launcher.runs.times import newest_submission, spans
 
+    run = RunDir(Path(plan.run_dir)) if run is None else run
     attempts = spans(newest_submission(events))
     clocked = plan.worker.kind == "job" or not attempts or any(span.has_clock for span in attempts)
     entries = ledger(events, now_s=_until(record, now_s))
@@ -80,6 +87,8 @@ def report_text(
         times,
         ledger_table(entries, devices_of(plan)),
         saves_text(events, total_parts(entries)),
+        uses_text(read_use(run)),
+        profile_text(newest_profile(run)),
     ]
     return "\n".join(f"{section}\n" for section in sections if section)
 
@@ -96,8 +105,11 @@ def report_fields(
 ) -> dict[str, Any]:
     """What `launch report --json` says. spent: `time`, seconds by part, and `ledger`, the same for each attempt."""
     from launcher.runs.attempts import allocation_end
+    from launcher.runs.devices import read_use, use_fields
     from launcher.runs.ledger import goodput
+    from launcher.runs.profile import newest_profile
     from launcher.runs.report import first_failure
+    from launcher.runs.rundir import RunDir
 
     first = first_failure(record, result)
     return {
@@ -120,4 +132,6 @@ def report_fields(
         "goodput": goodput(spent["time"]),
         "ledger": spent["ledger"],
         "metrics": dict(record.metrics or {}),
+        "devices": [use_fields(use) for use in read_use(RunDir(path))],
+        "profile": newest_profile(RunDir(path)),
     }

@@ -66,7 +66,15 @@ def status_fields(record: RunRecord, run: RunDir) -> dict[str, Any]:
         **fields,
         "queue": queue_fields(record),
         "ends_s": limit_s(record),
+        "devices": device_fields(record, run),
     }
+
+
+def device_fields(record: RunRecord, run: RunDir) -> dict[str, Any]:
+    """The newest measurement of each node, by its index; of a run that goes on."""
+    from launcher.runs.devices import measured_nodes, newest_of
+
+    return {} if record.state.is_final else {str(node): newest_of(path) for node, path in measured_nodes(run).items()}
 
 
 def queue_fields(record: RunRecord) -> dict[str, Any] | None:
@@ -122,6 +130,7 @@ def status_text(record: RunRecord, run: RunDir, *, now_s: float, verbose: bool =
             None if verbose else _RANKS_SHOWN,
             "ranks",
         ),
+        *_measured(record, run, now_s, None if verbose else _NODES_SHOWN),
         *_standing(record),
         *_cut(
             [f"  failure   {_failure(event)}" for event in record.failures if not _asked_to_end(event, record)],
@@ -206,6 +215,17 @@ def _reached(record: RunRecord) -> list[str]:
         "saved": f"step-{saved[-1]}" if saved else "",
     }
     return [f"  {name:<8}  {text}" for name, text in lines.items() if text]
+
+
+def _measured(record: RunRecord, run: RunDir, now_s: float, shown: int | None) -> list[str]:
+    """What the devices of each node do, of a run that goes on."""
+    from launcher.runs.devices import measured_nodes, newest_of
+    from launcher.runs.devices_text import now_text
+
+    if record.state.is_final:
+        return []
+    newest = [(node, newest_of(path)) for node, path in list(measured_nodes(run).items())[:shown]]
+    return [f"  use {node}     {now_text(found, now_s=now_s)}" for node, found in newest if found is not None]
 
 
 def _standing(record: RunRecord) -> list[str]:

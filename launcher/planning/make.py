@@ -97,6 +97,7 @@ def _written_down(
         min_nodes=recipe.resources.min_nodes if recipe.resources.is_elastic else None,
         prepare=recipe.prepare,
         internet=recipe.internet,
+        watch_s=None if recipe.tracking.watch is None else recipe.tracking.watch.time_s,
         scratch=recipe.scratch,
         torchrun=(),
         notes=(*loaded.notes, *_notes(recipe, decided), *remarks.notes),
@@ -171,7 +172,7 @@ def _values(document: Mapping[str, Any], loaded: LoadedRecipe, decided: Decision
     device, network, threads = layout.device, layout.network, layout.threads
     grace = "auto" if slurm is None else f"auto: KillWait {slurm.kill_wait_s:g} s - 5 s"
     resolved: dict[str, tuple[object, str]] = {
-        "resources.nproc_per_node": (device.nproc_per_node, "auto: one per GPU" if device.name == "cuda" else "auto"),
+        "resources.nproc_per_node": (device.nproc_per_node, device.nproc_reason or "auto"),
         "resources.device": (device.name, f"auto: {device.reason}"),
         "resources.threads": (threads.count, threads.origin),
         "network.preset": (network.preset, "auto"),
@@ -224,4 +225,6 @@ def _overrides(loaded: LoadedRecipe, facts: Facts, plan: Plan) -> list[str]:
     flags = [f"{key}={resolved[key]}" for key, origin in loaded.origins.items() if origin.startswith("flag ")]
     if plan.device == "cpu" and loaded.recipe.resources.device == "auto" and facts.gpus:
         flags.append("resources.device=cpu")  # a worker alone would see the GPUs that the plan leaves out
+    if plan.device == "cuda" and ":" in loaded.recipe.resources.device:
+        flags.append("resources.device=cuda")  # of those that a worker sees by hand it is the first, and the only one
     return [*loaded.overrides, *(flag for flag in flags if flag not in loaded.overrides)]

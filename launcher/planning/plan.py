@@ -250,6 +250,8 @@ class Plan:
     prepare: tuple[str, ...] = ()
     """Lines of bash, run once where `launch` is called, before the submission."""
     internet: bool = True
+    watch_s: float | None = None
+    """How often each node measures its devices. None: never."""
     scratch: str | None = None
     """Where a node's temporary files go; expanded by bash there."""
     torchrun: tuple[str, ...]

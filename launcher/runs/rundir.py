@@ -78,6 +78,15 @@ class RunDir:
         """Written by rank 0 of the built-in job."""
         return self.path / "metrics.jsonl"
 
+    def devices(self, node: int) -> Path:
+        """What the agent of a node has measured of its devices (`launcher.runs.devices`)."""
+        return self.path / "devices" / f"node-{node}.jsonl"
+
+    @property
+    def profile(self) -> Path:
+        """What `profiler:` has recorded (`launcher.runs.profile`)."""
+        return self.path / "profile"
+
     @property
     def checkpoints(self) -> Path:
         """The same in every attempt; LAUNCH_CHECKPOINT_DIR."""
