@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.planning.codeplan import absolute
+from launcher.planning.device_options import check_device_options, check_nsys
 from launcher.planning.engine import Engine, choose_engine, of_workers
 from launcher.planning.network import Network, pick_family, resolve_network
+from launcher.planning.parallel import check_sharing
 from launcher.planning.plan import EnvVar, NodePlan, SlurmPlan
 from launcher.planning.points import folders_of_sweep
+from launcher.planning.profiling import check_recording
 from launcher.planning.program import placeholders_of
 from launcher.planning.slurm import Job, grace_of, plan_slurm
 from launcher.planning.slurm_nodes import NodeShape, nodes_of_job, on_node, shape_nodes
@@ -21,9 +24,7 @@ from launcher.planning.topology import (
     Finding,
     Remarks,
     Threads,
-    check_batch,
     check_elastic,
-    check_strategy,
     choose_device,
     choose_threads,
     place_nodes,
@@ -111,6 +112,9 @@ def decide(
     resumable = not recipe.is_script or recipe.resume is not None
     rescue = _rescues(recipe, interpreters.engine.name, layout.device.name)
     check_elastic(recipe, remarks, resumable=resumable)
+    world_size = recipe.resources.max_nodes * layout.device.nproc_per_node
+    engine = interpreters.engine.name
+    check_recording(recipe, remarks, device=layout.device.name, world_size=world_size, engine=engine)
     slurm, grace_s = None, GRACE_S if recipe.faults.grace == "auto" else recipe.faults.grace.time_s
     if layout.shape is not None:
         job = Job(
@@ -177,11 +181,9 @@ def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks
     recipe, on_slurm = loaded.recipe, executor in ON_SLURM
     shape = shape_nodes(recipe, facts, remarks, inside=executor == "here") if on_slurm else None
     device = choose_device(recipe, facts, remarks) if shape is None else shape.device
-    world_size = recipe.resources.max_nodes * device.nproc_per_node
-    check_batch(recipe, device.nproc_per_node, remarks)
-    check_strategy(recipe, world_size, remarks)
+    check_training(recipe, facts, device, remarks, on_slurm=on_slurm)
     if shape is None:
-        of_machine, num_workers = facts, world_size
+        of_machine, num_workers = facts, recipe.resources.max_nodes * device.nproc_per_node
     else:
         of_machine, num_workers = on_node(facts, shape), device.nproc_per_node
     threads = choose_threads(recipe, of_machine, num_workers, loaded.origin("resources.threads"), remarks)
@@ -191,6 +193,14 @@ def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks
     else:
         nodes = nodes_of_job(recipe, shape)
     return Layout(shape=shape, device=device, threads=threads, network=network, nodes=nodes)
+
+
+def check_training(recipe: Recipe, facts: Facts, device: Device, remarks: Remarks, *, on_slurm: bool) -> None:
+    """What a training asks of its workers and their devices. A script asks for nothing that is known here."""
+    check_sharing(recipe, device, remarks)
+    check_device_options(recipe, device, remarks)
+    if not on_slurm:
+        check_nsys(recipe, facts, remarks)
 
 
 def _paths(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str) -> Paths:

@@ -89,6 +89,8 @@ class Facts:
     environment: dict[str, str]
     """Only what a plan may depend on: NCCL_*, GLOO_*, TORCH_*, OMP_NUM_THREADS, WANDB_MODE, CUDA_VISIBLE_DEVICES ..."""
     slurm_configured: bool
+    nsys: bool | None = None
+    """Whether Nsight Systems is here. None: nobody looked."""
     git: dict[str, Any] = field(default_factory=lambda: {"sha": None, "dirty": False})
     """{"sha": str | None, "dirty": bool}"""
     code: CodeFacts | None = None
@@ -147,6 +149,7 @@ def gather_facts(
         interfaces=_interfaces(),
         environment=forwarded(os.environ),
         slurm_configured=_slurm_configured(),
+        nsys=shutil.which("nsys") is not None,
         git=_finish_git(git),
         secrets_missing=tuple(name for name in dict.fromkeys(secrets) if not os.environ.get(name)),
         slurm=None if probing is None else probing.answer(),

@@ -19,7 +19,9 @@ Line = dict[str, Any]
 
 _COPIED = frozenset({"model", "train", "checkpoint"})
 """Sections that planning copies into the plan and does not look at, but for the following."""
-_LOOKED_AT = frozenset({"train.accumulate", "checkpoint.init_from"})
+_LOOKED_AT = frozenset(
+    {"train.accumulate", "train.compile", "train.deterministic", "train.precision", "checkpoint.init_from"}
+)
 
 
 def point_id(sweep_id: str, index: int) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.planning.codeplan import code_text
+from launcher.planning.parallel import sharing_text
 from launcher.planning.program import JOB_MODULE
 from launcher.planning.slurm import FIRST_ONLY, ends_text
 from launcher.planning.worker_env import worker_env
+from launcher.recipe.schema import ParallelismSection
 from launcher.wording import count, duration, ranges
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ def _summary(plan: Plan, facts: Facts | None) -> list[str]:
         ("in", plan.worker.cwd),
         ("where", _where(plan)),
         ("workers", f"{_number(plan.ranks_text)} = {plan.nodes_text} x {plan.nproc_per_node} per node"),
+        *([("strategy", _strategy(plan))] if plan.worker.kind == "job" else []),
         ("device", f"{plan.device} ({plan.device_reason}), {plan.backend} over {plan.interface}"),
         ("record", plan.run_dir),
     ]
@@ -101,10 +104,17 @@ def _summary(plan: Plan, facts: Facts | None) -> list[str]:
         torch = "no torch" if facts.torch_version is None else f"torch {facts.torch_version}"
         machine = f"{facts.hostname}: {count(facts.num_cpus, 'CPU')}, {count(len(facts.gpus), 'GPU')}"
         python = "" if facts.interpreter is not None else f", Python {facts.python_version}, {torch}"
-        rows.insert(-4, ("machine", f"{machine}{python}"))
+        where = next(index for index, (name, _) in enumerate(rows) if name == "where")
+        rows.insert(where, ("machine", f"{machine}{python}"))
         if (found := facts.interpreter) is not None:
-            rows.insert(-4, ("python", f"{found.path}: Python {found.version}, torch {found.torch_version}"))
+            rows.insert(where + 1, ("python", f"{found.path}: Python {found.version}, torch {found.torch_version}"))
     return [f"{name:<9}{value}" for name, value in rows]
+
+
+def _strategy(plan: Plan) -> str:
+    """How the ranks share the work, with the degrees."""
+    section, most = ParallelismSection.model_validate(plan.recipe["parallelism"]), len(plan.nodes)
+    return sharing_text(section, least=plan.min_nodes or most, most=most, nproc=plan.nproc_per_node)
 
 
 def _number(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.planning.plan import NodePlan
 from launcher.planning.slurm_facts import gpus_in
-from launcher.planning.topology import Device, Finding, Remarks
+from launcher.planning.topology import Device, Finding, Remarks, device_index, uses_all_gpus, workers_of
 from launcher.wording import count
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def on_node(facts: Facts, shape: NodeShape) -> Facts:
 
 def nodes_of_job(recipe: Recipe, shape: NodeShape) -> tuple[NodePlan, ...]:
     """Nodes without names: they, and their CPUs, are bound where they are. GPUs count from 0 in what SLURM gives."""
-    gpus = tuple(range(shape.device.nproc_per_node)) if shape.device.name == "cuda" else ()
+    gpus = tuple(range(shape.device.gpus_per_node)) if shape.device.name == "cuda" else ()
     return tuple(
         NodePlan(index=index, host="", address="", cpus=(), gpus=gpus) for index in range(recipe.resources.max_nodes)
     )
@@ -73,7 +73,11 @@ def _device(recipe: Recipe, gpus: int, remarks: Remarks, *, inside: bool) -> Dev
     if resources.device == "cpu" or (resources.device == "auto" and not gpus):
         reason = "as asked" if resources.device == "cpu" else f"{where} no GPU"
         return Device(name="cpu", reason=reason, nproc_per_node=asked or 1)
-    if not gpus:
+    if device_index(resources.device) is not None:
+        message = f"resources.device: {resources.device} is one GPU of a machine; which ones a job gets, SLURM decides"
+        hint = "device: cuda, with nproc_per_node: 1 and slurm.gpus_per_node: 1"
+        remarks.problems.append(Finding("resources.device", message, hint))
+    elif not gpus:
         hint = (
             "device: cpu or auto" if inside else "slurm.gpus_per_node: N, slurm.gres: gpu:N, or a profile that has it"
         )
@@ -88,11 +92,12 @@ def _device(recipe: Recipe, gpus: int, remarks: Remarks, *, inside: bool) -> Dev
                 f"nproc_per_node: {gpus}, slurm.gpus_per_node: {asked}, or device: cpu",
             )
         )
-    nproc = asked or max(1, gpus)
-    if gpus > nproc:
-        remarks.notes.append(f"{gpus - nproc} of {gpus} GPUs of each node stay idle: {count(nproc, 'worker')} per node")
-    reason = "as asked" if resources.device == "cuda" else f"{where} {count(gpus, 'GPU')} per node"
-    return Device(name="cuda", reason=reason, nproc_per_node=nproc)
+    nproc, why = workers_of(recipe, max(1, gpus))
+    used = max(nproc, gpus) if uses_all_gpus(recipe) else nproc
+    if gpus > used:
+        remarks.notes.append(f"{gpus - used} of {gpus} GPUs of each node stay idle: {count(nproc, 'worker')} per node")
+    reason = "as asked" if resources.device != "auto" else f"{where} {count(gpus, 'GPU')} per node"
+    return Device(name="cuda", reason=reason, nproc_per_node=nproc, nproc_reason=why, gpus_per_node=used)
 
 
 def _cpus(recipe: Recipe, device: Device, gpus: int, remarks: Remarks) -> tuple[int, str]:

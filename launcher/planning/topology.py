@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from launcher.planning.plan import NodePlan
+from launcher.recipe.degrees import MANY_DEVICES, ONE_PROCESS
 from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
     from launcher.recipe.schema import Recipe
-
-
-_LARGER = 64
-"""A batch that is so many times the one asked for is no hint."""
-_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -38,6 +33,12 @@ class Device:
     reason: str
     """Why, as a sentence without a full stop."""
     nproc_per_node: int
+    nproc_reason: str = ""
+    """Why so many workers, as the origin of a value; empty where the recipe says it, or nobody had to."""
+    gpus_per_node: int = 1
+    """How many GPUs the workers of a node have."""
+    index: int | None = None
+    """Of `cuda:N`: which one of this machine."""
 
     @property
     def backend(self) -> str:
@@ -72,11 +73,12 @@ def choose_device(recipe: Recipe, facts: Facts, remarks: Remarks) -> Device:
         nproc = 1 if resources.nproc_per_node == "auto" else resources.nproc_per_node
         return Device(name="cpu", reason=obstacle if resources.device == "auto" else "as asked", nproc_per_node=nproc)
     if obstacle:
-        remarks.problems.append(
-            Finding("resources.device", f"resources.device: cuda was asked for, but {obstacle}", "device: cpu, or auto")
-        )
+        message = f"resources.device: {resources.device} was asked for, but {obstacle}"
+        remarks.problems.append(Finding("resources.device", message, "device: cpu, or auto"))
+    if (index := device_index(resources.device)) is not None:
+        return _one_gpu(recipe, facts, index, remarks, known=not obstacle)
     share = max(1, num_gpus // nodes)
-    nproc = share if resources.nproc_per_node == "auto" else resources.nproc_per_node
+    nproc, why = workers_of(recipe, share)
     if not obstacle and nproc * nodes > num_gpus:
         remarks.problems.append(
             Finding(
@@ -85,10 +87,54 @@ def choose_device(recipe: Recipe, facts: Facts, remarks: Remarks) -> Device:
                 f"nproc_per_node: {share}, or device: cpu",
             )
         )
-    if not obstacle and resources.nproc_per_node == "auto" and (idle := num_gpus - nproc * nodes):
-        remarks.notes.append(f"{idle} of {count(num_gpus, 'GPU')} stay idle: {nodes} nodes get {nproc} each")
+    used = max(nproc, share) if uses_all_gpus(recipe) else nproc
+    if not obstacle and resources.nproc_per_node == "auto" and (idle := num_gpus - used * nodes):
+        each = f"{nodes} nodes get {used} each" if nodes > 1 else f"the node gets {used}"
+        remarks.notes.append(f"{idle} of {count(num_gpus, 'GPU')} stay idle: {each}")
     reason = "as asked" if resources.device == "cuda" else f"{count(num_gpus, 'GPU')} for {count(nodes, 'node')}"
-    return Device(name="cuda", reason=reason, nproc_per_node=nproc)
+    return Device(name="cuda", reason=reason, nproc_per_node=nproc, nproc_reason=why, gpus_per_node=used)
+
+
+def device_index(device: str) -> int | None:
+    """The N of `cuda:N`."""
+    _, colon, index = device.partition(":")
+    return int(index) if colon else None
+
+
+def uses_all_gpus(recipe: Recipe) -> bool:
+    """Whether one process of the training has all GPUs of its node."""
+    return not recipe.is_script and recipe.parallelism.name in MANY_DEVICES
+
+
+def workers_of(recipe: Recipe, gpus: int) -> tuple[int, str]:
+    """How many workers a node with so many GPUs gets, and why, as the origin of that value."""
+    asked = recipe.resources.nproc_per_node
+    if asked != "auto":
+        return asked, ""
+    if not recipe.is_script and recipe.parallelism.name in ONE_PROCESS:
+        return 1, f"auto: strategy {recipe.parallelism.name} is one process"
+    return gpus, "auto: one per GPU"
+
+
+def _one_gpu(recipe: Recipe, facts: Facts, index: int, remarks: Remarks, *, known: bool) -> Device:
+    """Of `cuda:N`: the one GPU of the one worker of the one node that can be on this machine.
+
+    known: whether the GPUs of this machine are, and can be used.
+    """
+    resources, device = recipe.resources, recipe.resources.device
+    asked, nodes = resources.nproc_per_node, resources.max_nodes
+    if asked not in ("auto", 1):
+        message = f"resources.nproc_per_node: {asked} workers per node, and resources.device is {device}, one GPU"
+        remarks.problems.append(Finding("resources.nproc_per_node", message, "nproc_per_node: 1, or device: cuda"))
+    if nodes > 1:
+        message = f"resources.device: {device} is one GPU, and {nodes} nodes on this machine would share it"
+        remarks.problems.append(Finding("resources.device", message, "device: cuda, or nodes: 1"))
+    if known and index >= len(facts.gpus):
+        there = f"cuda:0 to cuda:{len(facts.gpus) - 1}" if len(facts.gpus) > 1 else "cuda:0 alone"
+        message = f"resources.device: {device} was asked for, but this machine has {there}"
+        remarks.problems.append(Finding("resources.device", message, "one of these, or cuda"))
+    nproc = 1 if asked == "auto" else asked
+    return Device(name="cuda", reason="as asked", nproc_per_node=nproc, nproc_reason="auto: one GPU", index=index)
 
 
 def choose_threads(recipe: Recipe, facts: Facts, workers: int, where: str, remarks: Remarks) -> Threads:
@@ -121,55 +167,21 @@ def choose_threads(recipe: Recipe, facts: Facts, workers: int, where: str, remar
 
 def place_nodes(recipe: Recipe, facts: Facts, device: Device, address: str, remarks: Remarks) -> tuple[NodePlan, ...]:
     """All nodes on this machine: its GPUs in order, its cores in equal parts (affinity, never a number of workers)."""
-    nodes, nproc = recipe.resources.max_nodes, device.nproc_per_node
+    nodes, share = recipe.resources.max_nodes, device.gpus_per_node
     cores = _core_parts(facts, nodes, remarks)
     indices = [gpu.index for gpu in facts.gpus] if device.name == "cuda" else []
+    if device.index is not None:
+        indices = indices[device.index : device.index + 1]
     return tuple(
         NodePlan(
             index=node,
             host=facts.hostname,
             address=address,
             cpus=cores[node],
-            gpus=tuple(indices[node * nproc : (node + 1) * nproc]),
+            gpus=tuple(indices[node * share : (node + 1) * share]),
         )
         for node in range(nodes)
     )
-
-
-def check_batch(recipe: Recipe, nproc: int, remarks: Remarks) -> None:
-    """The global batch divides by world size x accumulate, or each rank would see another number of samples.
-
-    Of MIN:MAX nodes it does so for every number of them, since any of these may be what is left.
-    """
-    if recipe.data is None or recipe.train is None:
-        return
-    resources, batch, accumulate = recipe.resources, recipe.data.global_batch_size, recipe.train.accumulate
-    counts = range(resources.min_nodes, resources.max_nodes + 1)
-    unfit = [nodes for nodes in counts if batch % (nodes * nproc * accumulate)]
-    if not unfit:
-        return
-    nodes = unfit[-1]
-    parts = nodes * nproc * accumulate
-    also = f", nor with {_listed(unfit[:-1])} of {resources.nodes} nodes" if unfit[:-1] else ""
-    of_range = f", of {resources.nodes}" if resources.is_elastic else ""
-    remarks.problems.append(
-        Finding(
-            "data.global_batch_size",
-            f"data.global_batch_size: {batch} does not divide by {parts} = world size {nodes * nproc} "
-            f"(nodes {nodes}{of_range} x nproc_per_node {nproc}) x train.accumulate {accumulate}{also}",
-            _batch_hint(batch, [count * nproc * accumulate for count in counts], resources.nodes),
-        )
-    )
-
-
-def _batch_hint(batch: int, divisors: Sequence[int], nodes: object) -> str:
-    """The nearest batches that divide by all of these; where there is none of a size that one would take, the range."""
-    parts = math.lcm(*divisors)
-    below, above = batch // parts * parts, -(-batch // parts) * parts
-    if len(divisors) > 1 and above > _LARGER * batch:
-        return f"one that does for all of {nodes} nodes is {above} or more: another range, or a fixed number"
-    which = f" for all of {nodes} nodes" if len(divisors) > 1 else ""
-    return f"the nearest that do{which}: {below} or {above}" if below else f"the smallest that does{which}: {above}"
 
 
 def check_elastic(recipe: Recipe, remarks: Remarks, *, resumable: bool) -> None:
@@ -183,20 +195,6 @@ def check_elastic(recipe: Recipe, remarks: Remarks, *, resumable: bool) -> None:
             f"resources.nodes: {nodes} goes on with fewer nodes by a restart, which needs something to go on from, "
             f"and there is no `resume:`",
             f"add `resume:` (self, lightning, hf, or {{newest, args}}), or nodes: {recipe.resources.max_nodes}",
-        )
-    )
-
-
-def check_strategy(recipe: Recipe, world_size: int, remarks: Remarks) -> None:
-    """`single` is one rank."""
-    if recipe.is_script or recipe.parallelism.name != "single" or world_size == 1:
-        return
-    remarks.problems.append(
-        Finding(
-            "parallelism.strategy",
-            f"parallelism.strategy: single is one rank, but the world size is {world_size} "
-            f"(nodes {recipe.resources.nodes} x nproc_per_node {world_size // recipe.resources.max_nodes})",
-            "strategy: ddp, or nodes: 1 and nproc_per_node: 1",
         )
     )
 
@@ -245,14 +243,6 @@ def _given_threads(key: str, text: str, origin: str, remarks: Remarks) -> Thread
 
 def _workers(nodes: int, nproc: int) -> str:
     return f"{nproc} per node x {count(nodes, 'node')} = {nodes * nproc} workers"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """The last few of them: `2, 3 or 5`."""
-    shown = [str(number) for number in numbers[-_NAMED:]]
-    more = [f"{len(numbers) - _NAMED} fewer"] if len(numbers) > _NAMED else []
-    *first, last = [*more, *shown]
-    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _are(number: int) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,10 @@ SOURCES = MappingProxyType(
     }
 )
 """Kind -> the decorator that names one, and the files that are read."""
+
+
+_SAID = ("TP_DIVIDES", "LAYERS")
+"""Names of literals in the file of a model, which say what `parallelism` asks of its options."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,12 @@ class Entry:
     """First sentence of the docstring."""
     options: tuple[Option, ...]
     file: Path
+    tp_divides: tuple[str, ...] = ()
+    """Of a model: options that `parallelism.tp` must divide; `TP_DIVIDES = ("heads",)` in its file."""
+    layers: str | None = None
+    """Of a model: the option that says how many layers there are; `LAYERS = "layers"` in its file."""
+    takes_any: bool = False
+    """Whether it takes options besides these (`**options`), so that none can be called wrong."""
 
     def option(self, name: str) -> Option | None:
         """An option by its name."""
@@ -83,13 +93,35 @@ def _catalog(kind: str, jobs: Path) -> MappingProxyType[str, Entry]:
 
 
 def _entries(path: Path, decorator: str) -> Iterator[Entry]:
-    for node in ast.parse(path.read_text("utf-8"), filename=str(path)).body:
+    body = ast.parse(path.read_text("utf-8"), filename=str(path)).body
+    said = dict(_literals(body))
+    for node in body:
         if not isinstance(node, ast.FunctionDef):
             continue
         name = next((name for item in node.decorator_list if (name := _named(item, decorator)) is not None), None)
         if name is not None:
-            doc = ast.get_docstring(node) or ""
-            yield Entry(name, _first_sentence(doc), tuple(_options(node, _argument_docs(doc))), path)
+            yield make_entry(name, node, path, said)
+
+
+def make_entry(name: str, node: ast.FunctionDef, path: Path, said: Mapping[str, Any], *, own: bool = False) -> Entry:
+    """The entry of a function. said: the literals of its module. own: the user's, whose options are all parameters."""
+    doc = ast.get_docstring(node) or ""
+    return Entry(
+        name=name,
+        description=_first_sentence(doc),
+        options=tuple(_options(node, _argument_docs(doc), own=own)),
+        file=path,
+        tp_divides=tuple(said.get("TP_DIVIDES", ())),
+        layers=said.get("LAYERS"),
+        takes_any=own and node.args.kwarg is not None,
+    )
+
+
+def _literals(body: Iterable[ast.stmt]) -> Iterator[tuple[str, Any]]:
+    """What a module says about its entries."""
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in _SAID:
+            yield node.targets[0].id, ast.literal_eval(node.value)
 
 
 def _named(node: ast.expr, decorator: str) -> str | None:
@@ -102,8 +134,12 @@ def _named(node: ast.expr, decorator: str) -> str | None:
     return first.value if named and isinstance(first, ast.Constant) and isinstance(first.value, str) else None
 
 
-def _options(node: ast.FunctionDef, docs: dict[str, str]) -> Iterator[Option]:
-    for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+def _options(node: ast.FunctionDef, docs: dict[str, str], *, own: bool = False) -> Iterator[Option]:
+    arguments = list(zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True))
+    if own:
+        plain, defaults = node.args.args, node.args.defaults
+        arguments = [*zip(plain, [*[None] * (len(plain) - len(defaults)), *defaults], strict=True), *arguments]
+    for argument, default in arguments:
         yield Option(
             name=argument.arg,
             type=ast.unparse(argument.annotation) if argument.annotation else "",

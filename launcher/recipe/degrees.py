@@ -8,6 +8,19 @@ from launcher.recipe.schema import ParallelismSection
 
 ONE_PROCESS = ("single", "data_parallel", "split")
 """Strategies of one process, which may have several devices."""
+MANY_DEVICES = ("data_parallel", "split")
+"""Those that use all GPUs of their node."""
+WITH_FSDP = ("fsdp", "hsdp")
+
+
+class DegreesError(ValueError):
+    """Degrees that do not fit each other, their strategy, or the number of ranks."""
+
+    launch_plain = True
+
+    def __init__(self, key: str, message: str, hint: str) -> None:
+        super().__init__(f"{message}; {hint}")
+        self.key, self.message, self.hint = key, message, hint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,33 +47,45 @@ class Degrees:
         """Ranks that hold one model together by tp and pp."""
         return self.tp * self.pp
 
+    def __str__(self) -> str:
+        """`fsdp 2 x tp 2`: those that are more than 1, else `1`."""
+        return " x ".join(f"{name} {value}" for name, value in vars(self).items() if value > 1) or "1"
+
 
 def resolve_degrees(section: ParallelismSection, *, world_size: int, nodes: int) -> Degrees:
-    """The degrees of a strategy on so many ranks. Raises ValueError, with the key, where they do not fit."""
+    """The degrees of a strategy on so many ranks. Raises DegreesError, with the key, where they do not fit."""
     strategy, tp, pp = section.name, section.tp, section.pp
     if strategy in ONE_PROCESS:
-        _refuse(section, strategy, ("dp", "fsdp", "tp", "pp"))
+        for axis in ("dp", "fsdp", "tp", "pp"):
+            _refuse(section, axis, "strategy: ddp, or fsdp, which have many processes")
         if world_size != 1:
-            raise ValueError(
-                f"parallelism.strategy: {strategy} is for one rank, and there are {world_size}; use ddp or fsdp"
-            )
+            what = "one process, for all GPUs of a node," if strategy in MANY_DEVICES else "one rank,"
+            message = f"parallelism.strategy: {strategy} is {what} but the world size is {world_size}"
+            raise DegreesError("parallelism.strategy", message, "strategy: ddp, or nodes: 1 and nproc_per_node: 1")
         return Degrees()
+    if strategy not in WITH_FSDP:
+        _refuse(section, "fsdp", "strategy: fsdp, or hsdp for replicas of it")
+    if strategy == "fsdp":
+        _refuse(section, "dp", "strategy: hsdp for replicas of it")
     if world_size % (tp * pp):
-        degrees = " x ".join(f"{name} {value}" for name, value in (("tp", tp), ("pp", pp)) if value > 1)
-        raise ValueError(f"parallelism: world size {world_size} does not divide by {degrees}")
+        of_model = Degrees(tp=tp, pp=pp)
+        message = f"parallelism: the world size is {world_size}, which does not divide by {of_model}"
+        hint = f"nodes x nproc_per_node has to be a multiple of {of_model.size}"
+        raise DegreesError("parallelism.tp" if tp > 1 else "parallelism.pp", message, hint)
     left = world_size // (tp * pp)
-    if strategy == "ddp":
-        _refuse(section, strategy, ("fsdp",))
-        dp, fsdp = _given(section.dp, left), 1
-    elif strategy == "fsdp":
-        _refuse(section, strategy, ("dp",), "; use hsdp for replicas of it")
+    if strategy == "fsdp":
         dp, fsdp = 1, _given(section.fsdp, left)
-    else:
+    elif strategy == "hsdp":
         dp, fsdp = _pair(section, left, nodes)
+    else:
+        dp, fsdp = _given(section.dp, left), 1
     found = Degrees(pp=pp, dp=dp, fsdp=fsdp, tp=tp)
     if found.size != world_size:
-        product = " x ".join(f"{name} {value}" for name, value in vars(found).items() if value > 1) or "1"
-        raise ValueError(f"parallelism: {product} is {found.size}, and the world size is {world_size}")
+        given = [axis for axis in ("dp", "fsdp") if not isinstance(getattr(section, axis), str)]
+        many = f" = {found.size}" if sum(value > 1 for value in vars(found).values()) > 1 else ""
+        message = f"parallelism: {found}{many}, but the world size is {world_size}"
+        hint = f"{' or '.join(f'{axis}: auto' for axis in given)}; or nodes x nproc_per_node = {found.size}"
+        raise DegreesError(f"parallelism.{given[0]}", message, hint)
     return found
 
 
@@ -78,8 +103,8 @@ def _pair(section: ParallelismSection, left: int, nodes: int) -> tuple[int, int]
     return dp, left // dp
 
 
-def _refuse(section: ParallelismSection, strategy: str, axes: tuple[str, ...], hint: str = "") -> None:
-    for axis in axes:
-        degree = getattr(section, axis)
-        if not isinstance(degree, str) and degree != 1:
-            raise ValueError(f"parallelism.{axis}: {degree}, and strategy {strategy} has no {axis}{hint}")
+def _refuse(section: ParallelismSection, axis: str, hint: str) -> None:
+    degree = getattr(section, axis)
+    if not isinstance(degree, str) and degree != 1:
+        message = f"parallelism.{axis}: {degree}, and strategy {section.name} has no {axis}"
+        raise DegreesError(f"parallelism.{axis}", message, hint)
