@@ -76,5 +76,5 @@ def check_divides(global_batch_size: int, *, world_size: int, accumulate: int) -
     if global_batch_size % parts:
         raise ValueError(
             f"data.global_batch_size: {global_batch_size} does not divide by {parts} "
-            f"(world size {world_size} x train.accumulate {accumulate})"
+            f"(data-parallel ranks {world_size} x train.accumulate {accumulate})"
         )

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.rendezvous import rendezvous
 
 from jobs.private_torch import PrefixStore, Store
+from launcher.wording import count
 
 T = TypeVar("T")
 
@@ -173,16 +174,21 @@ def check_size(size: int, planned: range | None) -> None:
 def pick_device(wanted: str, world: World) -> torch.device:
     """The device of this rank; `auto` = cuda where there is one for each rank of this node, else cpu.
 
-    Raises WorldError where cuda was asked for and is not there: nothing falls back silently.
+    `cuda:1` is that one of those that this process sees, for the one rank of a node. Raises WorldError where cuda was
+    asked for and is not there: nothing falls back silently.
     """
     gpus = torch.cuda.device_count() if wanted != "cpu" else 0
     if wanted == "cpu" or (wanted == "auto" and gpus < world.local_size):
         return torch.device("cpu")
-    if gpus < world.local_size:
+    _, colon, index = wanted.partition(":")
+    if colon and world.local_size > 1:
+        raise WorldError(f"resources.device: {wanted} is one GPU, and this node has {world.local_size} ranks; use cuda")
+    if gpus < world.local_size or (colon and int(index) >= gpus):
         raise WorldError(
-            f"resources.device: cuda, for {world.local_size} ranks on this node; CUDA devices here: {gpus}"
+            f"resources.device: {wanted}, for {count(world.local_size, 'rank')} on this node; "
+            f"CUDA devices here: {gpus}"
         )
-    device = torch.device("cuda", world.local_rank)
+    device = torch.device("cuda", int(index) if colon else world.local_rank)
     torch.cuda.set_device(device)
     return device
 

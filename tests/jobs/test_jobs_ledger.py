@@ -170,7 +170,7 @@ def test_on_fewer_ranks_the_training_is_the_same(start: Start, tmp_path: Path, l
     killed.wait()
     odd = start(tmp_path / "run", recipe, ranks=3, attempt=2, load=ledger)
     assert set(odd.wait()) == {1}
-    assert "16 does not divide by 3 (world size 3 x train.accumulate 1)" in odd.log()
+    assert "16 does not divide by 3 (data-parallel ranks 3 x train.accumulate 1)" in odd.log()
     last = start(tmp_path / "run", recipe, ranks=2, attempt=3, load=ledger)
     assert last.wait() == [0, 0], last.log()
     assert "ranks 4 -> 2: accumulate 1 -> 2, micro-batch 4 -> 4" in last.log()

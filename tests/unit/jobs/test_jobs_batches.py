@@ -44,7 +44,7 @@ def test_a_person_may_ask_for_larger_micro_batches() -> None:
 @pytest.mark.parametrize(("ranks", "wanted", "parts"), [(3, 1, 3), (2, 3, 6)])
 def test_a_batch_that_does_not_divide_is_refused_with_both_numbers(ranks: int, wanted: int, parts: int) -> None:
     """F070."""
-    with pytest.raises(ValueError, match=rf"global_batch_size: 64 does not divide by {parts} \(world size {ranks} x"):
+    with pytest.raises(ValueError, match=rf"global_batch_size: 64 does not divide by {parts} \(data-parallel ranks {ranks} x"):
         divide(64, world_size=ranks, wanted=wanted, before=first(64, 4))
 
 

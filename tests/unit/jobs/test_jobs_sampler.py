@@ -88,7 +88,7 @@ def test_a_rank_without_samples_still_has_a_batch_that_counts_nothing() -> None:
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_arithmetic() -> None:
-    with pytest.raises(ValueError, match=r"10 does not divide by 6 \(world size 3 x train.accumulate 2\)"):
+    with pytest.raises(ValueError, match=r"10 does not divide by 6 \(data-parallel ranks 3 x train.accumulate 2\)"):
         Sampler(num_samples=50, global_batch_size=10, seed=0, accumulate=2, world_size=3)
 
 

@@ -88,6 +88,15 @@ def test_a_device_that_is_not_there_is_fatal(monkeypatch: pytest.MonkeyPatch) ->
     assert pick_device("cpu", world).type == "cpu"
     with pytest.raises(WorldError, match="cuda, for 2 ranks on this node; CUDA devices here: 1"):
         pick_device("cuda", world)
+    with pytest.raises(WorldError, match="cuda:0 is one GPU, and this node has 2 ranks; use cuda"):
+        pick_device("cuda:0", world)
+    alone = World(rank=0, size=1, local_rank=0, local_size=1)
+    with pytest.raises(WorldError, match="cuda:1, for 1 rank on this node; CUDA devices here: 1"):
+        pick_device("cuda:1", alone)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert pick_device("cuda:1", alone) == torch.device("cuda", 1)
+    assert pick_device("cuda", alone) == torch.device("cuda", 0)
 
 
 def test_an_environment_without_ranks_is_explained() -> None:
