@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.util import _run_finalizers, get_temp_dir  # type: ignore[attr-defined]
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from jobs.data.base import Batch, Samples
 from jobs.sampler import Sampler, derive_seed
+from jobs.shared_memory import check_shared_memory, size_bytes
 
 _Item = tuple[int, Tensor | list[int]]
 """An epoch, and indices of samples."""
@@ -29,32 +30,93 @@ class Loader:
     micro-batch where it is taken at once: the same whoever loads it, different in each epoch, and after a resume too.
     """
 
-    def __init__(self, samples: Samples, sampler: Sampler, *, samples_seen: int = 0, loader_workers: int = 0) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        sampler: Sampler,
+        *,
+        samples_seen: int = 0,
+        loader_workers: int = 0,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+    ) -> None:
+        """`pin_memory`: batches lie in page-locked memory; needs CUDA. Loader processes start with the first batch."""
         self._fetch = Fetch(samples, sampler.seed)
         self._items = _Items(sampler, samples_seen, as_lists=loader_workers > 0)  # tensors travel by descriptor: slow
-        self._in_processes = loader_workers > 0
-        if loader_workers:
-            get_temp_dir()  # made before them, the loader processes use ours and leave none of their own behind
-            dataloader = _in_processes(self._fetch, self._items, sampler, loader_workers)
-            self._batches: Iterator[Batch] | None = iter(dataloader)
-        else:
-            self._batches = map(self._fetch.__getitem__, self._items)
+        self._sampler, self._workers, self._prefetch, self._pin = sampler, loader_workers, prefetch, pin_memory
+        self._peeked: Batch | None = None
+        self._batches: Iterator[Batch] | None = None
+        self._is_closed = False
+
+    @property
+    def loader_workers(self) -> int:
+        """How many loader processes there are."""
+        return self._workers
+
+    def check_room(self, ranks: int) -> None:
+        """Raise SharedMemoryError where the batches of the loader processes of so many ranks have no room here."""
+        if self._workers:
+            size = size_bytes(self.peek())
+            check_shared_memory(size, loader_workers=self._workers, prefetch=self._prefetch, ranks=ranks)
 
     def peek(self) -> Batch:
         """The first micro-batch, without taking it."""
-        return self._fetch[next(iter(self._items))]
+        if self._peeked is None:
+            self._peeked = self._fetch.alone(next(iter(self._items)))
+        return self._peeked
+
+    def start(self) -> None:
+        """Let loader processes begin, where there are some."""
+        if self._batches is None:
+            self._batches = self._in_processes() if self._workers else self._in_this_process()
+
+    def next(self) -> Batch:
+        """The next micro-batch."""
+        assert not self._is_closed, "the loader is closed"
+        self._peeked = None
+        if self._batches is None:
+            self.start()
+            assert self._batches is not None
+        return next(self._batches)
 
     def take(self, count: int) -> Iterator[Batch]:
         """The next `count` micro-batches, each when it is asked for."""
-        assert self._batches is not None, "the loader is closed"
         for _ in range(count):
-            yield next(self._batches)
+            yield self.next()
 
     def close(self) -> None:
         """End the loader processes."""
-        self._batches = None  # the iterator of a DataLoader ends its processes when it is collected
-        if self._in_processes:
+        self._is_closed, self._batches = True, None  # the iterator of a DataLoader ends them when it is collected
+        if self._workers:
             _run_finalizers()  # removes that folder: under our agent no interpreter does it at the end
+
+    def _in_this_process(self) -> Iterator[Batch]:
+        batches = map(self._fetch.alone, self._items)
+        return map(_pinned, batches) if self._pin else batches
+
+    def _in_processes(self) -> Iterator[Batch]:
+        get_temp_dir()  # made before them, the loader processes use ours and leave none of their own behind
+        dataloader: DataLoader[Batch] = DataLoader(
+            self._fetch,
+            batch_size=None,  # an item is a whole micro-batch
+            sampler=self._items,
+            num_workers=self._workers,
+            prefetch_factor=self._prefetch,
+            pin_memory=self._pin,
+            generator=torch.Generator(),  # it would draw from the one of the training, for seeds that nobody uses
+            worker_init_fn=_StartWorker(self._sampler.seed, self._sampler.rank),
+        )
+        return map(_as_pair, dataloader)
+
+
+def _pinned(batch: Batch) -> Batch:
+    return batch[0].pin_memory(), batch[1].pin_memory()
+
+
+def _as_pair(batch: Sequence[Tensor]) -> Batch:
+    """The thread that pins makes a list of a tuple."""
+    inputs, targets = batch
+    return inputs, targets
 
 
 class Fetch(Dataset[Batch]):
@@ -62,16 +124,28 @@ class Fetch(Dataset[Batch]):
 
     def __init__(self, samples: Samples, seed: int) -> None:
         self._samples, self._seed = samples, seed
+        self._drawn: Callable[[Tensor, int], Batch] | None = getattr(samples, "drawn", None)
         self._at_once: Callable[[Tensor], Batch] | None = getattr(samples, "__getitems__", None)
         self._draws: bool = getattr(samples, "draws", True)
 
     def __getitem__(self, item: _Item) -> Batch:
         epoch, indices = item[0], torch.as_tensor(item[1])
+        if self._drawn is not None:
+            return self._drawn(indices, derive_seed("sample", self._seed, epoch))
         if self._at_once is not None:
             if self._draws:
                 self._seed_sample(epoch, int(indices[0]))
             return self._at_once(indices)
         return self._collate([self._sample(epoch, index) for index in indices.tolist()])
+
+    def alone(self, item: _Item) -> Batch:
+        """In the process that trains: what its network draws does not depend on what its samples have drawn."""
+        if not self._draws:
+            return self[item]
+        state = torch.default_generator.get_state()
+        batch = self[item]
+        torch.default_generator.set_state(state)
+        return batch
 
     def _sample(self, epoch: int, index: int) -> Any:
         self._seed_sample(epoch, index)
@@ -106,16 +180,6 @@ class _Items:
             for indices in share.micro_batches:
                 yield share.epoch, indices.tolist() if self._as_lists else indices
             seen += share.global_count
-
-
-def _in_processes(fetch: Fetch, items: Iterable[_Item], sampler: Sampler, loader_workers: int) -> DataLoader[Batch]:
-    return DataLoader(
-        fetch,
-        batch_size=None,  # an item is a whole micro-batch
-        sampler=items,
-        num_workers=loader_workers,
-        worker_init_fn=_StartWorker(sampler.seed, sampler.rank),
-    )
 
 
 class _StartWorker:

@@ -97,6 +97,7 @@ def make_result(
         "attempts": attempt,
         "restarts": restarts,
         "samples_per_s": summary.get("samples_per_s"),
+        "input": summary.get("input"),
         "time": {f"{part}_s": time_s for part, time_s in parts.items()},
         "goodput": goodput(parts),
         "ledger": ledger_fields(entries, devices_of(plan)),

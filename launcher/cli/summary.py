@@ -38,6 +38,7 @@ def final_block(
             _shape(plan),
             _progress(record, result, plan),
             _times(result),
+            str((result.get("input") or {}).get("advice") or ""),
             _exit(record, plan),
             _agents_log(record, plan, cwd),
             _place(record, result, plan, cwd),

@@ -59,7 +59,8 @@ worker, rank 0:
     rolled_back {attempt, step, to_step, reason}, of the steps after to_step up to this one none counts ·
     summary {attempt, step, samples_seen, steps_left_out, world_size, weights_sha256, metrics,
              times: {train_s, eval_s, save_s}, saves: {started, waited, failed}, snapshots: {count, blocked_s} or null,
-             samples_per_s, checkpoint, checkpoint_verified}, of saves the time that the training waited for them
+             input: {wait_s, advice}, samples_per_s, checkpoint, checkpoint_verified}, of saves the time that the
+             training waited for them, of the input how long the steps of rank 0 waited for their samples
 tracking, the process that copies metrics.jsonl to W&B and TensorBoard:
     tracking {attempt, wandb: {mode, reason, id, dir, url, sync}, tensorboard: {dir}}
 

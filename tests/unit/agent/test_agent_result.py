@@ -51,6 +51,7 @@ SUMMARY = {
     "weights_sha256": "ab" * 32,
     "metrics": {"eval/accuracy": 0.978},
     "times": {"train_s": 17.2, "eval_s": 1.6, "save_s": 0.4},
+    "input": {"wait_s": 6.5, "advice": "input-bound 38 %: try data.loader_workers=2"},
     "samples_per_s": 4050.0,
     "checkpoint_verified": True,
 }
@@ -84,6 +85,7 @@ def test_of_a_training_that_finished(plan: Plan) -> None:
         "attempts": 1,
         "restarts": 0,
         "samples_per_s": 4050.0,
+        "input": {"wait_s": 6.5, "advice": "input-bound 38 %: try data.loader_workers=2"},
         "policy": "",
         "goodput": 0.4286,
         "time": {

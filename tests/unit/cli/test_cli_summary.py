@@ -126,3 +126,12 @@ def test_steps_that_were_left_out_are_in_the_final_words() -> None:
     text = final_block(record, {**RESULT, "steps_left_out": 3}, plan, cwd=Path("/home/ada"))
     assert "632/632 steps   3 steps left out (faults.on_nan)   4,050 samples/s" in text
     assert "left out" not in final_block(record, {**RESULT, "steps_left_out": 0}, plan, cwd=Path("/home/ada"))
+
+
+def test_what_to_do_about_a_wait_for_samples_is_in_the_final_words() -> None:
+    record, plan = fold(EVENTS, GONE, RESULT), values.plan(RUNS)
+    advice = "input-bound 38 %: try data.loader_workers=2"
+    text = final_block(record, {**RESULT, "input": {"wait_s": 6.5, "advice": advice}}, plan, cwd=Path("/home/ada"))
+    assert f"\n  {advice}\n" in text
+    text = final_block(record, {**RESULT, "input": {"wait_s": 0.5, "advice": ""}}, plan, cwd=Path("/home/ada"))
+    assert text == final_block(record, RESULT, plan, cwd=Path("/home/ada"))

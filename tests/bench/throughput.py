@@ -1,0 +1,198 @@
+"""Samples per second of a training in its steady state: ours, and the same one in the manners of others.
+
+`python tests/bench/throughput.py [--rounds 5] [--models convnet mlp] [--batches 128 1024] [--seconds 4] [--peers ...]
+[--json]`: a small convolutional network and a perceptron on handwritten digits, two ranks of one thread each, in turn:
+
+  launch      a recipe, with all that a run has: metrics of every step, agreement on the loss, rescue
+  textbook    DistributedDataParallel as in the tutorial: a sample at a time, DataLoader, `.item()` in each step
+  best        the best loop that is written by hand: whole batches, fused optimizer, static graph, no look at the loss
+  lightning, accelerate   as their documents have it
+
+All are looked at in the same way: rank 0's clock after a warm-up and after the last step; no evaluation, no save. The
+ratios are medians over the rounds of ours / theirs in the same round: what else the machine does meets both.
+
+`--cost`: ours with tracking, checkpoints and watching against ours without, whole steps and saves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common import BIN, CPU_NOTE, Trial, torchrun
+
+ROOT = Path(__file__).parents[2]
+RANKS, LR = 2, 1e-3
+MODELS: dict[str, dict[str, Any]] = {
+    "convnet": {"channels": 12, "hidden": 64},
+    "mlp": {"hidden": 128, "layers": 2},
+}
+BATCHES = (128, 1024)
+PEERS = ("textbook", "best", "lightning", "accelerate")
+GOOD: dict[str, float | dict[str, float]] = {
+    "textbook": {"convnet": 1.2, "mlp": 2.0},
+    "best": 0.97,
+    "lightning": 1.3,
+    "accelerate": 1.15,
+}
+STEPS_PER_S = {("convnet", 128): 220, ("convnet", 1024): 30, ("mlp", 128): 500, ("mlp", 1024): 150}
+"""About as many steps of the best loop fit into a second on a slow machine; so much longer do the others take."""
+SAVE_S = 5.0
+"""With --cost: about how much time is between two checkpoints."""
+
+
+def steps_of(model: str, batch: int, seconds: float) -> tuple[int, int]:
+    """How many steps, and how many of them are the warm-up."""
+    per_s = STEPS_PER_S[model, batch]
+    return int(per_s * (seconds + 1)), per_s
+
+
+def recipe(model: str, batch: int, steps: int, *, everything: bool = False) -> dict[str, Any]:
+    """Ours. everything: with checkpoints, trackers, and the eye on the devices."""
+    found: dict[str, Any] = {
+        "name": "bench",
+        "model": {"name": model, **MODELS[model]},
+        "data": {"name": "mnist", "global_batch_size": batch},
+        "train": {"until": f"{steps} steps", "optimizer": {"name": "adamw", "lr": LR}, "eval_every": None},
+        "checkpoint": {"every": None},
+        "resources": {"nodes": 1, "nproc_per_node": RANKS, "threads": 1, "device": "cpu"},
+        "tracking": {"wandb": {"mode": "disabled"}, "watch": None},
+    }
+    if everything:
+        found["checkpoint"] = {"every": f"{int(STEPS_PER_S[model, batch] * SAVE_S)} steps"}
+        found["tracking"] = {"wandb": {"mode": "offline"}, "tensorboard": True, "watch": "10s"}
+    return found
+
+
+def rate(lines: list[dict[str, Any]], warm_up: int) -> float:
+    """Samples per second from the end of the warm-up to the last step."""
+    steps = {line["step"]: line for line in lines if "samples_seen" in line}
+    first, last = steps[warm_up], steps[max(steps)]
+    return float((last["samples_seen"] - first["samples_seen"]) / (last["time"] - first["time"]))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Lines of JSON."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def ours(model: str, batch: int, seconds: float, *, everything: bool = False) -> float:
+    """Samples per second of a run of `launch`."""
+    steps, warm_up = steps_of(model, batch, seconds)
+    text = json.dumps(recipe(model, batch, steps, everything=everything))
+    command = 'echo "$RECIPE" > bench.yaml && exec "$LAUNCH" bench.yaml --on local'
+    trial = Trial(["bash", "-c", command], {"RECIPE": text, "LAUNCH": str(BIN / "launch")})
+    try:
+        trial.wait(300)
+        (run,) = (trial.out / "runs").glob("bench-*/")
+        return rate(read(run / "metrics.jsonl"), warm_up)
+    finally:
+        trial.close()
+
+
+def theirs(kind: str, model: str, batch: int, seconds: float) -> float:
+    """Samples per second of a script under torchrun."""
+    steps, warm_up = steps_of(model, batch, seconds / 2 if kind != "best" else seconds)
+    model_settings = {"name": model, "options": MODELS[model]}
+    settings = {"model": model_settings, "batch": batch, "lr": LR, "steps": steps, "warm_up": warm_up}
+    env = {"SETTINGS": json.dumps(settings), "KIND": kind, "PYTHONPATH": str(ROOT)}
+    trial = Trial(torchrun(script="trains.py", nproc=RANKS), env)
+    try:
+        trial.wait(300)
+        return rate(read(trial.out / "steps.jsonl"), warm_up)
+    finally:
+        trial.close()
+
+
+def compare(model: str, batch: int, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Rounds of all manners, one after the other."""
+    rates: dict[str, list[float]] = {}
+    for number in range(options.rounds):
+        rates.setdefault("launch", []).append(ours(model, batch, options.seconds))
+        for kind in options.peers:
+            rates.setdefault(kind, []).append(theirs(kind, model, batch, options.seconds))
+        latest = "  ".join(f"{kind} {values[-1]:,.0f}" for kind, values in rates.items())
+        print(f"{model} {batch}, round {number + 1} of {options.rounds}: {latest}", file=sys.stderr, flush=True)
+    return rates
+
+
+def ratios(rates: Mapping[str, list[float]], over: str) -> dict[str, float]:
+    """Of `over` to each of the others: the median over the rounds."""
+    pairs = {kind: zip(rates[over], values, strict=True) for kind, values in rates.items() if kind != over}
+    return {kind: statistics.median(one / other for one, other in each) for kind, each in pairs.items()}
+
+
+def limit(kind: str, model: str) -> float:
+    """What is asked of us."""
+    found = GOOD[kind]
+    return found[model] if isinstance(found, dict) else found
+
+
+def table(title: str, rates: Mapping[str, list[float]]) -> None:
+    """Medians [least - most]."""
+    print(f"\n{title}")
+    for kind, values in rates.items():
+        spread = f"[{min(values):,.0f} - {max(values):,.0f}]"
+        print(f"  {kind:12} {statistics.median(values):10,.0f} samples/s  {spread}  n={len(values)}")
+
+
+def measure_speed(options: argparse.Namespace) -> dict[str, Any]:
+    """All networks and batches."""
+    found = {}
+    for model in options.models:
+        for batch in options.batches:
+            rates = compare(model, batch, options)
+            table(f"{model}, global batch {batch}", rates)
+            each = ratios(rates, "launch")
+            for kind, ratio in each.items():
+                below = "" if ratio >= limit(kind, model) else "   BELOW"
+                print(f"  launch / {kind:12} {ratio:.3f}   (at least {limit(kind, model):.2f}){below}")
+            found[f"{model}-{batch}"] = {
+                "ratios": each,
+                "samples_per_s": {kind: statistics.median(values) for kind, values in rates.items()},
+            }
+    return found
+
+
+def measure_cost(options: argparse.Namespace) -> dict[str, Any]:
+    """With everything against without."""
+    found = {}
+    for model in options.models:
+        for batch in options.batches:
+            rates: dict[str, list[float]] = {"without": [], "with": []}
+            for number in range(options.rounds):
+                order = ("without", "with") if number % 2 == 0 else ("with", "without")
+                for kind in order:
+                    rates[kind].append(ours(model, batch, options.seconds, everything=kind == "with"))
+            table(f"{model}, global batch {batch}: with checkpoints, trackers, watching", rates)
+            cost = ratios(rates, "without")["with"] - 1
+            print(f"  they cost {100 * cost:.1f} %   (at most 2){'' if cost <= 0.02 else '   ABOVE'}")
+            found[f"{model}-{batch}"] = cost
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--seconds", type=float, default=4.0, help="about how long each training lasts")
+    parser.add_argument("--cost", action="store_true", help="what tracking, checkpoints and watching cost")
+    parser.add_argument("--json", action="store_true", help="a last line with the figures")
+    options = parser.parse_args()
+    found = measure_cost(options) if options.cost else measure_speed(options)
+    print(f"\n{CPU_NOTE} {os.cpu_count()} CPUs.")
+    if options.json:
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
