@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from launcher.errors import Problem
+    from launcher.recipe.loader import LoadedRecipe
 
 KINDS = ("models", "datasets", "tasks", "strategies", "optimizers", "schedules")
 """The kinds of the catalog; written out, so that `launch list --help` reads nothing."""
@@ -15,7 +21,10 @@ PLACES = ("profiles", "executors")
 @click.option("--on", "where", metavar="WHERE", help="Check it on top of this profile, and the profile.")
 @click.pass_context
 def check(ctx: click.Context, items: tuple[str, ...], where: str | None) -> None:
-    """Validate recipes and start nothing. Exit 2 when one has a mistake; all of its mistakes are listed."""
+    """Validate recipes and start nothing. Exit 2 when one has a mistake; all of its mistakes are listed.
+
+    Workers and devices are counted as `launch` would at this place. What only this machine lacks is a remark.
+    """
     from pathlib import Path
 
     from launcher.errors import ExitCode, RecipeError
@@ -28,18 +37,44 @@ def check(ctx: click.Context, items: tuple[str, ...], where: str | None) -> None
     overrides = [item for item in items if item not in paths]
     if not paths:
         raise click.UsageError("name a recipe to check")
-    profile = find_place(where, EXECUTORS).profile
+    place = find_place(where, EXECUTORS)
+    profile = place.profile
     on = "" if profile is None else f" on {profile.name}"
     failed = False
     for path in paths:
         try:
             loaded = load_recipe(Path(path), overrides, profile=profile)
             points = f"   a sweep of {len(loaded.points)}" if loaded.points else ""
+            notes = _fit(loaded, place.executor)
             click.echo(f"ok  {path}{on}{points}")
+            for note in notes:
+                click.echo(f"    - {note}")
         except RecipeError as error:
             failed = True
             click.echo(str(error), err=True)
     ctx.exit(ExitCode.USAGE if failed else ExitCode.DONE)
+
+
+def _fit(loaded: LoadedRecipe, executor: str) -> list[str]:
+    """Remarks on a recipe, or on the points of its sweep, each once. Raises RecipeError for what does not fit."""
+    from launcher.errors import RecipeError
+    from launcher.planning.facts import gather_facts
+    from launcher.planning.fit import fit
+    from launcher.planning.make import problems_of
+    from launcher.sweeps import at_point
+
+    facts = gather_facts()
+    notes: dict[str, None] = {}
+    problems: dict[tuple[str, str], Problem] = {}
+    for each in [at_point(loaded, point) for point in loaded.points] or [loaded]:
+        remarks = fit(each.recipe, facts, executor)
+        notes |= dict.fromkeys(remarks.notes)
+        if remarks.problems:
+            error = problems_of(remarks, each)
+            problems |= {(problem.where, problem.message): problem for problem in error.problems}
+    if problems:
+        raise RecipeError(list(problems.values()))
+    return list(notes)
 
 
 @click.command()

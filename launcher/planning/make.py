@@ -34,15 +34,21 @@ def make_plan(loaded: LoadedRecipe, facts: Facts, *, run_id: str, runs_dir: str,
     )
     document = loaded.recipe.model_dump(mode="json", by_alias=True)
     if remarks.problems:
-        order = {key: index for index, (key, _) in enumerate(leaves(document))}
-        findings = sorted(remarks.problems, key=lambda finding: _rank(finding.key, order))
-        raise RecipeError([_placed(finding, loaded) for finding in findings])
+        raise problems_of(remarks, loaded)
     if refusals:
         raise Refused([_placed(finding, loaded) for finding in refusals])
     plan = _written_down(loaded, facts, decided, document, run_id=run_id, executor=executor, remarks=remarks)
     # By hand it is the user's own file that runs, so these lines come first.
     plan = dataclasses.replace(plan, torchrun=tuple(_by_hand(plan, loaded, facts, decided)))
     return with_code(plan, facts.code)
+
+
+def problems_of(remarks: Remarks, loaded: LoadedRecipe) -> RecipeError:
+    """All problems as one error, each with its place, in the order of the schema."""
+    document = loaded.recipe.model_dump(mode="json", by_alias=True)
+    order = {key: index for index, (key, _) in enumerate(leaves(document))}
+    findings = sorted(remarks.problems, key=lambda finding: _rank(finding.key, order))
+    return RecipeError([_placed(finding, loaded) for finding in findings])
 
 
 def _written_down(

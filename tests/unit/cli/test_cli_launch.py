@@ -298,7 +298,7 @@ def test_inside_an_allocation_nothing_is_used_by_accident(
         (["train.py", "--nproc_per_node", "2"], "Did you mean '--nproc-per-node'?"),
         (["a.yaml", "--", "--lr", "1"], "arguments after `--` (--lr 1) go with SCRIPT.py"),
         (["status"], "`launch status --help` shows the usage"),
-        (["list"], "Choose from: models, datasets, strategies, optimizers, schedules, profiles, executors\n"),
+        (["list"], "Choose from: models, datasets, tasks, strategies, optimizers, schedules, profiles, executors\n"),
         (["status", "nosuch"], "no run has this id"),
     ],
 )

@@ -72,6 +72,33 @@ def test_check_lists_recipes_and_their_mistakes() -> None:
     assert runner.invoke(check, ["a.b=3"]).exit_code == 2
 
 
+def test_check_counts_workers_and_devices_as_launch_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever depends on this machine alone is a remark: a recipe says what is trained, never where."""
+    monkeypatch.setattr("launcher.planning.facts._gpus", lambda visible: ((), ""))
+    path, runner = str(ROOT / "recipes/mnist_ddp.yaml"), CliRunner()
+    for key, message in {
+        "parallelism.dp=3": "parallelism: dp 3, but the world size is 1 (nodes 1 x nproc_per_node 1, auto: one on CPU)",
+        "parallelism.sync_batchnorm=true": "parallelism.sync_batchnorm: true, and the device is cpu",
+        "data.global_batch_size=127": "",
+        "resources={nodes: 2, nproc_per_node: 3}": "data.global_batch_size: 128 does not divide by 6",
+        "profiler={steps: 9-2}": "profiler.steps: 9-2 ends at 2",
+    }.items():
+        done = runner.invoke(check, [path, key])
+        assert (done.exit_code, done.stdout) == ((2, "") if message else (0, f"ok  {path}\n")), done.output
+        assert message in done.stderr
+    bad = runner.invoke(check, [path, "resources.nproc_per_node=2", "parallelism={strategy: split}"])
+    assert "parallelism.strategy: split is one process" in bad.stderr
+    there = runner.invoke(check, [path, "resources.device=cuda", "parallelism.tp=2"])
+    assert there.exit_code == 0
+    assert (
+        "- it would not start here: resources.device: cuda was asked for, but this machine has no GPU" in there.output
+    )
+    assert "where those are known (--on), degrees and batch are checked" in there.output
+    swept = runner.invoke(check, [path, "sweep={grid: {train.accumulate: [1, 3, 5]}}"])
+    assert swept.exit_code == 2
+    assert swept.stderr.count("does not divide by") == 2
+
+
 def test_schema_prints_the_file() -> None:
     assert CliRunner().invoke(schema, []).output == PATH.read_text("utf-8")
 
