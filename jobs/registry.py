@@ -18,6 +18,8 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from launcher.recipe.schema import DataSection, ModelSection
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 HOMES: Mapping[str, str] = {
@@ -29,6 +31,13 @@ HOMES: Mapping[str, str] = {
     "schedule": "jobs.optim",
 }
 """Where the functions of each kind live: a package (one file each) or one module."""
+
+
+class OptionError(ValueError):
+    """What a recipe says does not go: the message has the key, the value, and what would go."""
+
+    launch_plain = True
+
 
 _functions: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -77,6 +86,23 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 def build(kind: str, name: str, options: Mapping[str, Any], *args: Any) -> Any:
     """Call the function behind a name with the options of a recipe. Raises ValueError for an unknown name."""
     return find(kind, name)(*args, **options)
+
+
+def build_section(kind: str, section: ModelSection | DataSection) -> Any:
+    """What a section of the recipe names, or what its `target`, a function of the user's own, makes.
+
+    Raises OptionError, ValueError for an unknown name.
+    """
+    if section.target is None:
+        return build(kind, section.name, section.options)
+    from jobs.target import call_target
+
+    target = section.target
+    if kind != "dataset":
+        return call_target(kind, target, section.options)
+    from jobs.data.given import Given
+
+    return Given(target, lambda: call_target("data", target, section.options))
 
 
 def names(kind: str) -> list[str]:

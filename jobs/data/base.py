@@ -9,6 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+
+class DataError(RuntimeError):
+    """The data is not there, or is no data to train on: the message has the place, and what to do."""
+
+    launch_plain = True
+
+
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets of some samples, first axis = samples."""
 
@@ -18,6 +25,10 @@ class Samples(Protocol):
 
     With a `__getitems__(indices: Tensor) -> Batch` whole batches are taken at once (faster). With `draws = False` the
     class says that nothing in it is random, and no generator is seeded for it.
+
+    With a `drawn(indices: Tensor, seed: int) -> Batch` whole batches are taken at once, and what is random in a sample
+    is made from (seed, index), as `jobs.data.draws` does it: the seed is another one in each epoch, and a sample is the
+    same in whatever batch it comes, on however many ranks.
     """
 
     def __len__(self) -> int: ...
@@ -36,11 +47,16 @@ class Data:
 class Source(Protocol):
     """What a function decorated with `@dataset` returns. Making one is cheap; nothing is read yet.
 
-    With a `task` (a name of `jobs/tasks`, `classification` where there is none) it says what it is made for.
+    With a `task` (a name of `jobs/tasks`, `classification` where there is none) it says what it is made for. With a
+    `home: Path | None` it says which folder `prepare` fills (None: there is nothing to bring), and then has an
+    `is_ready() -> bool` too, which says whether all is there: so nodes that share a file system do it once.
     """
 
     def prepare(self) -> None:
-        """Bring the files here. Called by one rank per node, before there is a process group: it may take long."""
+        """Bring the files here; one rank per file system, before there is a process group: it may take long.
+
+        Where the source has no `home`, one rank per node, and that of the first node before the others.
+        """
 
     def load(self) -> Data:
         """Open what is here. Called by every rank; never downloads."""

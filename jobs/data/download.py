@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import hashlib
 import http.client
 import os
+import shutil
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONNECT_TIMEOUT_S = 20.0
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _CHUNK_BYTES = 1 << 18
 
 
@@ -29,30 +33,40 @@ class RemoteFile:
     """A gzipped file by its name below each mirror."""
 
     name: str
-    raw_md5: str
+    md5: str
     """Of the content, unpacked."""
+    is_of_content: bool = True
+    """False: the MD5 is that of the file as it is served."""
 
 
-def download(files: Sequence[RemoteFile], folder: Path, mirrors: Sequence[str]) -> None:
+def download(files: Sequence[RemoteFile], folder: Path, mirrors: Sequence[str], *, hint: str = "") -> None:
     """Bring the files that are missing in `folder`, from the first mirror that serves the right bytes.
 
     A file lock makes it one download however many processes ask; the lock of a dead process frees itself.
-    Raises DownloadError.
+    Raises DownloadError; `hint` is what else could be done, for its message.
     """
     if all((folder / file.name).exists() for file in files):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / ".lock"):
-        for leftover in folder.glob("*.part"):  # of a process that died; nobody else can be writing
-            leftover.unlink()
+    with locked(folder):
         for file in files:
             if not (folder / file.name).exists():
-                _bring(file, folder, mirrors)
+                _bring(file, folder, mirrors, hint)
 
 
-def _bring(file: RemoteFile, folder: Path, mirrors: Sequence[str]) -> None:
+def cache_folder() -> Path:
+    """Where data is kept that can be brought again: `launcher` in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "launcher"
+
+
+def part_of(path: Path) -> Path:
+    """The name that a file or folder has while it is made: no other process has the same, also on another node."""
+    return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.part")
+
+
+def _bring(file: RemoteFile, folder: Path, mirrors: Sequence[str], hint: str) -> None:
     refusals = []
-    part = folder / f"{file.name}.part"
+    part = part_of(folder / file.name)
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{file.name}"
         print(f"downloading {url}", flush=True)
@@ -67,8 +81,7 @@ def _bring(file: RemoteFile, folder: Path, mirrors: Sequence[str]) -> None:
         return
     lines = "\n  ".join(refusals)
     raise DownloadError(
-        f"{file.name}: no mirror served it\n  {lines}\n"
-        f"  hint: copy the file into {folder} by hand, or use the shipped sample (data.full=false)"
+        f"{file.name}: no mirror served it\n  {lines}\n  hint: copy the file into {folder} by hand{hint}"
     )
 
 
@@ -82,11 +95,11 @@ def _fetch(url: str, path: Path) -> None:
 
 def _check(path: Path, file: RemoteFile) -> None:
     digest = hashlib.md5(usedforsecurity=False)
-    with gzip.open(path) as unpacked:
-        while chunk := unpacked.read(_CHUNK_BYTES):
+    with gzip.open(path) if file.is_of_content else path.open("rb") as opened:
+        while chunk := opened.read(_CHUNK_BYTES):
             digest.update(chunk)
-    if digest.hexdigest() != file.raw_md5:
-        raise ValueError(f"the wrong content: MD5 {digest.hexdigest()} instead of {file.raw_md5}")
+    if digest.hexdigest() != file.md5:
+        raise ValueError(f"the wrong content: MD5 {digest.hexdigest()} instead of {file.md5}")
 
 
 def _reason(error: Exception) -> str:
@@ -94,11 +107,24 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+def locked(folder: Path) -> Iterator[None]:
+    """Alone in a folder that is being filled, with nothing in it that was left half-made.
+
+    Where the file system has no locks, it is said, and several processes may fill it at once: each under names of its
+    own, until what it made is complete.
+    """
+    with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for another process that downloads into {path.parent}", flush=True)
+            print(f"waiting for another process that fills {folder}", flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            print(f"{folder} is on a file system without locks: another run may bring the same files", flush=True)
+            yield
+            return
+        for leftover in folder.glob("*.part"):  # of a process that died; nobody else can be writing
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         yield

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jobs.data.base import Data, TensorSamples
-from jobs.data.download import RemoteFile, download
+from jobs.data.download import RemoteFile, cache_folder, download
 from jobs.registry import dataset
 
 SAMPLE = Path(__file__).parent / "mnist_sample"
@@ -43,7 +43,7 @@ def mnist(*, full: bool = False, root: str | None = None) -> Mnist:
     if not full:
         return Mnist(SAMPLE, ())
     mirrors = tuple(os.environ.get("LAUNCH_MNIST_MIRRORS", "").split()) or MIRRORS
-    return Mnist(Path(root).expanduser() if root else _cache() / "mnist", mirrors)
+    return Mnist(Path(root).expanduser() if root else cache_folder() / "mnist", mirrors)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,19 @@ class Mnist:
     mirrors: tuple[str, ...]
     """Where the full files come from, tried in order. Empty = the sample, nothing is downloaded."""
 
+    @property
+    def home(self) -> Path | None:
+        """Where the full files are brought."""
+        return self.folder if self.mirrors else None
+
+    def is_ready(self) -> bool:
+        """Whether all files are there."""
+        return all((self.folder / file.name).exists() for file in FILES)
+
     def prepare(self) -> None:
         """Download what is missing. Raises `jobs.data.download.DownloadError` when no mirror serves a file."""
         if self.mirrors:
-            download(FILES, self.folder, self.mirrors)
+            download(FILES, self.folder, self.mirrors, hint=", or use the shipped sample (data.full=false)")
 
     def load(self) -> Data:
         """Read the four files into memory."""
@@ -77,7 +86,3 @@ def read_idx(path: Path) -> Tensor:
     axes = raw[3]
     sizes = [int.from_bytes(raw[4 + 4 * axis : 8 + 4 * axis], "big") for axis in range(axes)]
     return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(sizes).copy())
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "launcher"

@@ -12,7 +12,7 @@ import torch
 
 from jobs.data.base import Data, Samples, TensorSamples
 from jobs.data.windows import TokenWindows
-from jobs.registry import dataset
+from jobs.registry import OptionError, dataset
 
 TASKS = {"classification": "classification", "regression": "regression", "tokens": "language_modelling"}
 """What each kind is made for."""
@@ -42,10 +42,10 @@ def synthetic(
         data_seed: Which random numbers. Independent of train.seed.
     """
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
-        raise ValueError(f"data.shape: {shape!r} is not a shape; write it as `784` or `1x28x28`")
+        raise OptionError(f"data.shape: {shape!r} is not a shape; write it as `784` or `1x28x28`")
     sizes = tuple(int(size) for size in shape.split("x"))
     if kind == "tokens" and len(sizes) > 1:
-        raise ValueError(f"data.shape: {shape!r}, and tokens come in one row; write their number, as in `128`")
+        raise OptionError(f"data.shape: {shape!r}, and tokens come in one row; write their number, as in `128`")
     return Synthetic(samples, eval_samples, sizes, classes, data_seed, kind)
 
 
@@ -64,6 +64,10 @@ class Synthetic:
     def task(self) -> str:
         """What it is made for."""
         return TASKS[self.kind]
+
+    @property
+    def home(self) -> None:
+        """Nothing has to be brought."""
 
     def prepare(self) -> None:
         """Nothing to bring."""

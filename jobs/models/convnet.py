@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from jobs.registry import model
+from jobs.registry import OptionError, model
 
 
 @model("convnet")
@@ -29,7 +29,7 @@ def convnet(
     """
     side = ((image_size - 5) // 2 + 1 - 2) // 2
     if side < 1:
-        raise ValueError(
+        raise OptionError(
             f"model.image_size: {image_size} pixels are too few for a 5x5 and a 3x3 convolution with pooling"
         )
     return nn.Sequential(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jobs.registry import model
+from jobs.registry import OptionError, model
 
 TP_DIVIDES = ("heads",)
 """Options that `parallelism.tp` must divide: each rank has whole heads. A literal, as the check reads it from here."""
@@ -42,7 +42,7 @@ def gpt(
         tie_weights: Output and token embedding share one matrix. Not with tp or pp, which cut between them.
     """
     if width % heads:
-        raise ValueError(f"model.width: {width} does not divide by model.heads, {heads}")
+        raise OptionError(f"model.width: {width} does not divide by model.heads, {heads}")
     blocks = [(f"block{index}", Block(width, heads=heads, dropout=dropout)) for index in range(layers)]
     embed, head = Embed(vocabulary, context=context, width=width, dropout=dropout), nn.Linear(width, vocabulary, False)
     net = nn.Sequential(OrderedDict([("embed", embed), *blocks, ("norm", nn.LayerNorm(width)), ("head", head)]))
@@ -62,10 +62,10 @@ class Embed(nn.Module):
         self.drop = _dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Raises ValueError for a sequence that is longer than the context."""
+        """Raises OptionError for a sequence that is longer than the context."""
         time, context = tokens.shape[-1], self.position.num_embeddings
         if time > context:
-            raise ValueError(f"model.context: {context} tokens, and the data has sequences of {time}")
+            raise OptionError(f"model.context: {context} tokens, and the data has sequences of {time}")
         places = torch.arange(time, device=tokens.device)
         embedded: Tensor = self.drop(self.token(tokens) + self.position(places))
         return embedded
@@ -80,6 +80,11 @@ class Block(nn.Module):
         self.attn = Attention(width, heads=heads, dropout=dropout)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = Perceptron(width, dropout=dropout)
+
+    def tp_plan(self) -> dict[str, str]:
+        """How tensor parallel shares it out (`jobs.parallel.tensor`)."""
+        columns = ("attn.q", "attn.k", "attn.v", "mlp.up")
+        return {**dict.fromkeys(columns, "colwise"), "attn.proj": "rowwise", "mlp.down": "rowwise"}
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The same shape."""

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from jobs.registry import model
+from jobs.registry import OptionError, model
 
 LAYERS = "layers"
 """The option that says how many recurrent layers there are. The network has two more layers to cut between."""
@@ -56,11 +56,11 @@ class Steps(nn.Module):
         self._features = features
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Raises ValueError where a step has another number of features."""
+        """Raises OptionError where a step has another number of features."""
         steps = inputs.unsqueeze(-1) if inputs.dim() == 2 and self._features == 1 else inputs.flatten(1, -2)
         if inputs.dim() < 2 or steps.shape[-1] != self._features:
             shape = tuple(inputs.shape[1:])
-            raise ValueError(f"model.features: {self._features} numbers per step, and a sample of the data is {shape}")
+            raise OptionError(f"model.features: {self._features} numbers per step, and a sample of the data is {shape}")
         return steps
 
 

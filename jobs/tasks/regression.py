@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from jobs.registry import task
+from jobs.registry import OptionError, task
 
 
 @task("regression")
@@ -26,7 +26,7 @@ class Regression:
     unit: str | None = None
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean squared error. Raises ValueError where the shapes differ: they would be broadcast."""
+        """Mean squared error. Raises OptionError where the shapes differ: they would be broadcast."""
         _check(outputs, targets)
         return F.mse_loss(outputs.float(), targets.float(), reduction="sum") / _values(targets)
 
@@ -46,7 +46,7 @@ def _values(targets: Tensor) -> int:
 
 def _check(outputs: Tensor, targets: Tensor) -> None:
     if outputs.shape != targets.shape:
-        raise ValueError(
+        raise OptionError(
             f"train.task: regression compares numbers one by one, and the network gives {tuple(outputs.shape[1:])} "
             f"per sample where the data has {tuple(targets.shape[1:])}"
         )
