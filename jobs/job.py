@@ -80,6 +80,12 @@ def _by_hand(argv: Sequence[str], env: Mapping[str, str]) -> Job:
     return _job(recipe, attempt=attempt, identity=identity, run_dir=None, device=device, world_sizes=None, grace_s=None)
 
 
+def job_alone(recipe: Recipe) -> Job:
+    """For one process that trains nothing: it evaluates, on the device of the recipe."""
+    device = recipe.resources.device
+    return _job(recipe, attempt=0, identity="", run_dir=None, device=device, world_sizes=None, grace_s=None)
+
+
 def _job(
     recipe: Recipe,
     *,

@@ -57,7 +57,7 @@ def tell_overflow(scaler: GradScaler, optimizer: Optimizer) -> None:
 
 
 def record_memory_history() -> None:
-    """From now on note each block of GPU memory that is taken and given back, with the Python stack, at most 200,000."""
+    """From now on note each block of GPU memory that is taken or given back, with its Python stack; at most 200,000."""
     torch.cuda.memory._record_memory_history(max_entries=200_000, stacks="python")
 
 

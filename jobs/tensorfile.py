@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -77,10 +77,16 @@ def stored_as(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[in
     return ("U8", (math.prod(shape) * dtype.itemsize,)) if name is None else (name, shape)
 
 
-def write_tensors(path: Path, entries: Iterable[Entry]) -> FileInfo:
-    """Write a new file; when it returns the file is on the disk. Raises OSError."""
+def is_known_type(dtype: torch.dtype) -> bool:
+    """Whether the layout has this type."""
+    return dtype in _TYPES
+
+
+def write_tensors(path: Path, entries: Iterable[Entry], *, metadata: Mapping[str, str] | None = None) -> FileInfo:
+    """Write a new file; when it returns the file is on the disk. metadata: texts for its header. Raises OSError."""
     ordered = sorted(entries, key=lambda entry: -entry.dtype.itemsize)  # so that each begins where its type may begin
-    header, begin = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    begin = 0
     for entry in ordered:
         header[entry.name] = entry.describe(begin)
         begin += entry.size_bytes

@@ -11,7 +11,8 @@ from torch.autograd import DeviceType
 INPUT = "launch::input"
 """The range in which a batch is waited for."""
 PARTS = ("compute", "communication", "input", "other")
-_STEP = "ProfilerStep#"
+_STEP = "ProfilerStep"
+"""How the ranges of the profiler's own steps begin."""
 _COMMUNICATION = re.compile(r"nccl|gloo:|c10d::|_c10d_functional::")
 _COMPUTED = re.compile(r"\w+::\w")
 _AROUND = re.compile(r"autograd::|torch::autograd::|c10d::|profiler::|launch::")

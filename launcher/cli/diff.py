@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from launcher.runs.curves import Apart
     from launcher.runs.diff import Row, RunDiff
 
 _WIDTH = 40
@@ -20,7 +21,7 @@ _WIDTH = 40
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("-v", "--verbose", is_flag=True, help="The lines that differ in the code, too.")
 def diff(first: str, second: str, as_json: bool, verbose: bool) -> None:
-    """How run B differs from run A: recipe, code, environment, metrics."""
+    """How run B differs from run A: recipe, code, environment, speed, memory, loss, metrics."""
     from launcher import redact
     from launcher.runs.diff import changed_text, compare, read_side
     from launcher.runs.find import find_run
@@ -36,6 +37,8 @@ def diff(first: str, second: str, as_json: bool, verbose: bool) -> None:
 def diff_fields(ids: tuple[str, str], found: RunDiff, text: Sequence[str]) -> dict[str, Any]:
     """What `launch diff --json` says."""
 
+    from dataclasses import asdict
+
     def values(rows: Sequence[Row]) -> dict[str, list[Any]]:
         return {row.key: [row.a, row.b] for row in rows}
 
@@ -46,6 +49,8 @@ def diff_fields(ids: tuple[str, str], found: RunDiff, text: Sequence[str]) -> di
         "recipe": values(found.recipe),
         "code": {**values(found.code), "files": changes, "files_reason": found.files_reason, "text": list(text)},
         "environment": values(found.environment),
+        "course": values(found.course),
+        "loss": {**asdict(found.loss), "last": None if found.loss.last is None else list(found.loss.last)},
         "metrics": values(found.metrics),
     }
 
@@ -64,9 +69,41 @@ def diff_text(ids: tuple[str, str], found: RunDiff, text: Sequence[str]) -> str:
             *_section("code", found.code, changes),
             *(f"  | {line}" for line in text),
             *_section("environment", found.environment),
+            *(_section("speed and memory", [_readable(row) for row in found.course]) if found.course else ()),
+            *loss_lines(found.loss),
             *_section("metrics", found.metrics),
         ]
     )
+
+
+def _readable(row: Row) -> Row:
+    """Seconds and bytes, as people read them, and how many times one is the other."""
+    from launcher.runs.diff import Row
+
+    a, b = (_quantity(row.key, value) for value in (row.a, row.b))
+    times = f"   x {row.b / row.a:.2f}" if row.a and row.b else ""
+    return Row(row.key, a, f"{b}{times}")
+
+
+def _quantity(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if name.startswith("step "):
+        return f"{1000 * value:.3g} ms"
+    return f"{value:,.0f}" if name.startswith("samples/s") else f"{value / 2**20:,.0f} MiB"
+
+
+def loss_lines(loss: Apart) -> Iterator[str]:
+    """How far the curves of the loss are apart."""
+    if loss.last is None:
+        return
+    step, a, b = loss.last
+    if loss.first is None:
+        yield f"loss: equal at all {loss.steps:,} steps that both have, at the last (step {step}) {a:.6g}"
+        return
+    yield f"loss: at step {step}, the last that both have, A {a:.6g}, B {b:.6g} ({b - a:+.3g})"
+    yield f"  equal up to step {loss.first - 1}" if loss.first > 1 else "  different from the first step on"
+    yield f"  furthest apart at step {loss.at_step}, by {loss.most:.3g}"
 
 
 def _section(title: str, rows: Sequence[Row], more: Sequence[str] = ()) -> Iterator[str]:

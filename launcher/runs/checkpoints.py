@@ -21,7 +21,7 @@ def checkpoint_steps(run: RunDir) -> dict[int, Path]:
     return dict(sorted({**found, **noted_checkpoints(run)}.items()))
 
 
-def find_checkpoint(run: RunDir, which: str) -> Path:
+def find_checkpoint(run: RunDir, which: str, *, flag: str = "--checkpoint") -> Path:
     """The folder of a checkpoint: a step, `latest` or `best`. Raises RecipeError, with what there is."""
     steps = checkpoint_steps(run)
     step = _best_step(run) if which == "best" else _numbered(which, steps)
@@ -31,7 +31,7 @@ def find_checkpoint(run: RunDir, which: str) -> Path:
         return own
     there = ", ".join(map(str, steps)) or "none"
     message = f"run {run.run_id} has no checkpoint {which!r}"
-    raise RecipeError([Problem(where="--checkpoint", message=message, hint=f"steps that are there: {there}")])
+    raise RecipeError([Problem(where=flag, message=message, hint=f"steps that are there: {there}")])
 
 
 def _of_a_script(run: RunDir) -> Path | None:

@@ -1,4 +1,7 @@
-"""How two runs differ: recipe, code, environment, metrics. Reading them is apart from comparing, which is pure."""
+"""How two runs differ: recipe, code, environment, speed, memory, loss, metrics.
+
+Reading them is apart from comparing, which is pure.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 from launcher.planning.code import CodeChanges, CodeFacts, code_changes
 from launcher.planning.plan import Plan, leaves
 from launcher.runs.code import read_code
+from launcher.runs.curves import Apart, Course, apart, read_course
 from launcher.runs.events import read_events
 from launcher.runs.fold import fold
 from launcher.runs.load import read_plan, read_result
@@ -32,6 +36,7 @@ class Side:
     launch: Mapping[str, Any]
     code: CodeFacts | None
     result: Mapping[str, Any] = field(default_factory=dict)
+    course: Course = field(default_factory=Course)
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ class RunDiff:
     files_reason: str = ""
     """Why the files were not compared one by one."""
     environment: tuple[Row, ...]
+    course: tuple[Row, ...] = ()
+    """Speed and memory, the same ones too."""
+    loss: Apart = field(default_factory=Apart)
+    """How far the losses are apart."""
     metrics: tuple[Row, ...]
     """All of them, the same ones too."""
 
@@ -69,7 +78,10 @@ def read_side(run: RunDir) -> Side:
     except (FileNotFoundError, ValueError):
         launch = {}
     result = read_result(run) or _result_so_far(run)
-    return Side(run_id=run.run_id, plan=read_plan(run), launch=launch, code=read_code(run), result=result)
+    course = read_course(run)
+    return Side(
+        run_id=run.run_id, plan=read_plan(run), launch=launch, code=read_code(run), result=result, course=course
+    )
 
 
 def compare(a: Side, b: Side) -> RunDiff:
@@ -81,6 +93,8 @@ def compare(a: Side, b: Side) -> RunDiff:
         files=code_changes(*comparable) if comparable else CodeChanges(),
         files_reason=reason,
         environment=_differing(_rows(_environment(a), _environment(b))),
+        course=tuple(_rows(a.course.numbers(), b.course.numbers())),
+        loss=apart(a.course.loss, b.course.loss),
         metrics=tuple(_rows(_metrics(a), _metrics(b))),
     )
 

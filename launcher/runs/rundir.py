@@ -78,6 +78,11 @@ class RunDir:
         """Written by rank 0 of the built-in job."""
         return self.path / "metrics.jsonl"
 
+    @property
+    def evals(self) -> Path:
+        """What `launch eval` has found."""
+        return self.path / "evals.jsonl"
+
     def devices(self, node: int) -> Path:
         """What the agent of a node has measured of its devices (`launcher.runs.devices`)."""
         return self.path / "devices" / f"node-{node}.jsonl"
