@@ -6,13 +6,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from jobs import registry
 from jobs.batches import Batches, divide
 from jobs.checkpoint import Checkpoints
 from jobs.data.base import Data, Source
+from jobs.hygiene import set_deterministic
 from jobs.job import Job
+from jobs.layers import prepare_layers
 from jobs.loader import Loader
 from jobs.memory import Memory
 from jobs.mesh import Grid, make_grid
@@ -80,20 +83,31 @@ def make_calendar(job: Job, sampler: Sampler) -> Calendar:
     )
 
 
-def make_model(job: Job, device: torch.device) -> nn.Module:
-    """The network; its first weights depend on the seed alone, so they are the same on every rank."""
+def make_model(job: Job) -> nn.Module:
+    """The network, in the memory of the host: the strategy brings to the device what this rank needs of it.
+
+    Its first weights depend on the seed alone, so they are the same on every rank.
+    """
     torch.manual_seed(derive_seed("model", job.train.seed))
     net = registry.build_section("model", job.model)
     if not isinstance(net, nn.Module):
         raise registry.OptionError(f"model.target: {job.model.target} returns a {type(net).__name__}, and no nn.Module")
-    return net.to(device)
+    return net
 
 
 def place_on_mesh(job: Job, world: World, device: torch.device) -> Grid:
-    """Where this rank stands. Raises ValueError where the degrees of the recipe do not fit the ranks that there are."""
-    nodes = world.size // world.local_size
-    degrees = resolve_degrees(job.recipe.parallelism, world_size=world.size, nodes=nodes)
-    return make_grid(degrees, world, device.type)
+    """Where this rank stands. Raises OptionError where the degrees of the recipe do not fit the ranks there are."""
+    section, nodes = job.recipe.parallelism, world.size // world.local_size
+    try:
+        degrees = resolve_degrees(section, world_size=world.size, nodes=nodes)
+    except ValueError as error:
+        raise registry.OptionError(str(error)) from None
+    if job.train.accumulate < degrees.pp:
+        raise registry.OptionError(
+            f"train.accumulate: {job.train.accumulate}, and parallelism.pp is {degrees.pp}: a pipeline works on one "
+            f"micro-batch per stage at least; make it {degrees.pp} or more"
+        )
+    return make_grid(degrees, world, device.type, pipeline=section.pipeline)
 
 
 def make_task(job: Job, source: Source) -> Task:
@@ -110,7 +124,10 @@ def share_model(job: Job, world: World, device: torch.device) -> tuple[Grid, Sha
     """Where this rank stands, and the network as the strategy shares it between the ranks."""
     section = job.recipe.parallelism
     grid = place_on_mesh(job, world, device)
-    net = make_model(job, device)
+    set_deterministic(job.train.deterministic)
+    net = make_model(job)
+    is_cut = not grid.is_replicated or section.name == "split"
+    prepare_layers(net, job.train, strategy=section.name, is_cut=is_cut, device=device)
     shared: Shared = registry.build("strategy", section.name, section.options, net, grid, device)
     return grid, shared
 
@@ -118,13 +135,24 @@ def share_model(job: Job, world: World, device: torch.device) -> tuple[Grid, Sha
 def make_optimizer(job: Job, net: nn.Module) -> Optimizer:
     """Of all parameters of this rank."""
     section = job.train.optimizer
-    optimizer: Optimizer = registry.build("optimizer", section.name, section.options, net.parameters())
+    groups = groups_of(net)
+    parameters = net.parameters() if len(groups) == 1 else [{"params": group} for group in groups]
+    optimizer: Optimizer = registry.build("optimizer", section.name, section.options, parameters)
     return optimizer
 
 
-def make_state(job: Job, net: nn.Module, device: torch.device) -> TrainingState:
+def groups_of(net: nn.Module) -> list[list[nn.Parameter]]:
+    """Parameters that one fused update can take together: not tensors and DTensors, nor DTensors of several meshes."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in net.parameters():
+        groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(groups.values())
+
+
+def make_state(job: Job, shared: Shared, device: torch.device) -> TrainingState:
     """The network with its optimizer, and the scale of fp16: what a checkpoint holds."""
-    return TrainingState(net, make_optimizer(job, net), make_precision(job.train.precision, device))
+    precision = make_precision(job.train.precision, device)
+    return TrainingState(shared.net, make_optimizer(job, shared.net), precision, shared.elsewhere)
 
 
 def make_schedule(job: Job, calendar: Calendar) -> Any:

@@ -44,7 +44,7 @@ def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes:
     start = "resuming" if choice.name else f"starting with the weights of {init_from}" if init_from else "starting"
     if job.data.pin_memory is True and parts.device.type == "cpu":
         report.say("data.pin_memory: true has no effect without a GPU")
-    if remark := parts.precision.remark():
+    for remark in filter(None, (parts.precision.remark(), *parts.shared.remarks)):
         report.say(remark)
     ranks = count(parts.world.size, "rank")
     report.say(f"{start}: {calendar.total_steps - step} of {calendar.total_steps} steps, {ranks}")
@@ -79,6 +79,7 @@ def make_summary(trainer: Trainer, weights: str, world: World, checkpoints: Chec
         "saves": dataclasses.asdict(trainer.saves),
         "snapshots": trainer.snapshots_told(),
         "input": trainer.starving(),
+        **trainer.resources_told(),
         "samples_per_s": round(trainer.samples_trained / train_s, 1),
         "checkpoint": f"checkpoints/{best}",
         "checkpoint_verified": checkpoints.is_intact(best),

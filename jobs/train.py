@@ -9,7 +9,6 @@ operation that would start threads. A process in which one of them has run canno
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from pathlib import Path
 import torch
 import torch._dynamo  # the first DDP or optimizer would import it: 1.2 s, in every worker at every restart
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from jobs import registry
@@ -32,7 +30,7 @@ from jobs.data.once import prepare_once
 from jobs.folders import Progress, resolve_init
 from jobs.job import Job, place, read_job, run_id
 from jobs.keeper import Keeper, is_peer_lost
-from jobs.kept import KeptState, is_whole
+from jobs.kept import KeptState
 from jobs.making import (
     make_calendar,
     make_checkpoints,
@@ -47,6 +45,7 @@ from jobs.making import (
 from jobs.marks import Marks
 from jobs.memory import Memory
 from jobs.pace import make_pace
+from jobs.parallel.base import Shared
 from jobs.parts import Parts
 from jobs.preparing import Saves
 from jobs.profiling import make_profiler
@@ -135,10 +134,10 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
 
     data = source.load()
     grid, shared = share_model(job, world, device)
-    state = make_state(job, shared.net, device)
+    state = make_state(job, shared, device)
     choice, progress = checkpoints.resume(meeting, state, group)
     if choice.name is None:
-        initialise(job, shared.net, meeting, group)
+        initialise(job, shared, meeting, group)
         before = with_all_nodes(job)
     else:
         before = read_batches(choice.state)
@@ -160,7 +159,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         resumed_from=progress.step,
         kept=choice.state.get("lines", ()),
     )
-    saves = Saves(job=job, meeting=meeting, checkpoints=checkpoints, state=state, report=report)
+    saves = Saves(job=job, meeting=meeting, checkpoints=checkpoints, state=state, report=report, stages=grid.degrees.pp)
     parts = Parts(
         world=world,
         device=device,
@@ -204,12 +203,10 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     keep_state(parts, trainer, attempt=job.attempt)  # now that rank 0 has written down what came with the state
     say_start(job, parts, trainer, choice, batches.changes(before))
     tracking = Tracking.start(job, run_dir) if world.rank == 0 and not already_complete else None
-    gc.collect()
-    gc.freeze()  # what is here now stays: no collection has to look at it again
     finished = trainer.run(stop=stopped and not already_complete)
 
     marks.at(Phase.END, trainer.progress.step)
-    weights = weights_sha256(shared.net)
+    weights = weights_sha256(shared.net, grid)
     report_end(parts, trainer, weights, previous=last_summary(run_dir) if already_complete else {})
     leave_together()
     end_tracking(tracking, job, finished=finished)  # now that nobody waits for this rank
@@ -233,7 +230,7 @@ def make_trainer(parts: Parts, progress: Progress, choice: Choice) -> Trainer:
 
 def keep_state(parts: Parts, trainer: Trainer, *, attempt: int) -> None:
     """From now on this rank's state can be kept, if it has all of it."""
-    if parts.keeper is not None and is_whole(parts.state.tensors()):
+    if parts.keeper is not None and parts.state.is_whole:
         parts.keeper.hold(KeptState(parts, lambda: trainer.progress, attempt=attempt))
 
 
@@ -271,12 +268,12 @@ def go_back(
     return choice, progress
 
 
-def initialise(job: Job, net: nn.Module, meeting: Meeting, group: dist.ProcessGroup) -> None:
+def initialise(job: Job, shared: Shared, meeting: Meeting, group: dist.ProcessGroup) -> None:
     """Weights to start from, where the recipe names some."""
     init_from = job.recipe.checkpoint.init_from
     if init_from is not None:
         path = Path(meeting.decide("find the weights to start from", lambda: str(resolve_init(init_from))))
-        restore_model(net, path, group)
+        restore_model(shared.net, path, group, shared.elsewhere)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-
 from jobs.agreement import Agreement
 from jobs.checkpoint import Saved
 from jobs.evaluation import evaluate
 from jobs.finite import KeptBuffers, bad_weights
 from jobs.folders import Progress
 from jobs.gradients import Gradients
+from jobs.hygiene import Garbage
 from jobs.keeper import is_peer_lost
+from jobs.layers import compiled_record, graphs_compiled
+from jobs.memory_use import MemoryUse, measure_use
 from jobs.parts import Parts
 from jobs.precision import LEAST_SCALE
 from jobs.report import Rate, progress_line
@@ -73,6 +75,9 @@ class Trainer:
             self._gradients.feed, Means.here(parts.loader.loader_workers, parts.world, parts.device)
         )
         self._begun_s = 0.0
+        self._memory = MemoryUse(parts.device)
+        self._graphs = 0
+        """What torch.compile had made before the first step of this attempt."""
         self._base_lrs = [group["lr"] for group in parts.optimizer.param_groups]
         self._lr = 0.0
         self._rate = Rate()
@@ -109,7 +114,8 @@ class Trainer:
         """
         self._begun_s = time.perf_counter()
         try:
-            self._train(stop=stop)
+            with Garbage() as self._garbage:
+                self._train(stop=stop)
         except Exception as error:
             # The step it was in: who reads the error file wants to know whether the next attempt fails there again.
             error.launch_step = getattr(error, "launch_step", self.progress.step)  # type: ignore[attr-defined]
@@ -123,12 +129,17 @@ class Trainer:
         """How long the steps of this rank waited for their samples in all, and what to do about it."""
         return self._starving.to_record(self.times.train_s)
 
+    def resources_told(self) -> dict[str, Any]:
+        """For the summary: the memory of this rank, and what torch.compile has made; None where it made nothing."""
+        return {"memory": measure_use(self._parts.device).to_record(), "compiled": compiled_record(self._graphs)}
+
     def _trained_s(self) -> float:
         return time.perf_counter() - self._begun_s - self.times.eval_s - self.times.save_s
 
     def _train(self, *, stop: bool) -> None:
         if not self.finished:
             self._gradients.rehearse(self.progress.step)
+        self._graphs = graphs_compiled()
         self._rate.lap()
         profiler, steps = self._parts.profiler, 0
         if profiler is not None:
@@ -165,6 +176,7 @@ class Trainer:
             self._save(last=step == calendar.total_steps)
         elif calendar.snapshot_every and step and step % calendar.snapshot_every == 0 and not self._saved:
             self._snapshot()
+        self._garbage.collect(step, pauses=wants_eval or wants_save)
         return True
 
     def _step(self) -> bool:
@@ -302,6 +314,7 @@ class Trainer:
         is_told = step % calendar.log_every == 0 or step == calendar.total_steps
         if is_told:
             speed["train/data_wait_s"] = round(self._gradients.feed.lap(), 6)
+            values |= self._usage(step)
         self._parts.report.metrics(step, {"train/loss": loss, **values, **speed})
         if is_told:
             line = progress_line(
@@ -317,6 +330,15 @@ class Trainer:
             if text := self._starving.news(self._trained_s()):
                 self._parts.report.say(text)
             self._rate.lap()
+
+    def _usage(self, step: int) -> dict[str, float]:
+        """The memory of this rank, and the scale of fp16."""
+        scale = self._parts.precision.scale
+        use = self._memory.look(step)
+        if growth := self._memory.growth:
+            self._parts.report.event("memory_grows", **dataclasses.asdict(growth))
+            self._parts.report.say(growth.sentence())
+        return use.to_record() | ({} if scale is None else {"train/scale": scale})
 
     def _evaluate(self) -> bool:
         """Evaluate, on all ranks. Returns False where a stop was agreed on meanwhile."""

@@ -50,6 +50,14 @@ def short_duration(time_s: float) -> str:
     return f"{whole}s"
 
 
+def size(size_bytes: float) -> str:
+    """`1.5 GiB`, `12.0 MiB`, `3.4 KiB`."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if abs(size_bytes) >= factor:
+            return f"{size_bytes / factor:,.1f} {unit}"
+    return f"{size_bytes / 1024:.1f} KiB"
+
+
 def signal_name(signum: int) -> str:
     """`SIGKILL`, or `signal 33` for one without a name."""
     return signal.Signals(signum).name if signum in {each.value for each in signal.Signals} else f"signal {signum}"
