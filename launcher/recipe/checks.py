@@ -19,10 +19,11 @@ from launcher.recipe.checks_script import (
     script_of,
 )
 from launcher.recipe.explain import show
-from launcher.recipe.hints import did_you_mean, unknown_key_hint
+from launcher.recipe.hints import NO_STRATEGY, did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Entry as Written
 from launcher.recipe.nodes import Findings, Keys, Scalar, Table, dotted, present, section_at
 from launcher.recipe.schema import TARGET, Recipe
+from launcher.recipe.targets import TargetFault, target_of
 from launcher.recipe.typed import annotation_at, annotation_of, describe, fields_of, fits, section_of, typed
 
 
@@ -60,8 +61,11 @@ PROGRAMS = ("script", "module")
 
 
 def named_entry(root: Table, named: NamedKind) -> Entry | None:
-    """The thing in the catalog that a section names, if there is one."""
+    """The thing in the catalog that a section names, or the user's own function, if there is one that can be read."""
     section = section_at(root, named.keys)
+    if section is not None and TARGET in _own_keys(named) and present(section, TARGET):
+        target = target_of(root, section)
+        return target if isinstance(target, Entry) else None
     written = None if section is None else section.entries.get(named.key)
     name = named.default if written is None else written.value.text if isinstance(written.value, Scalar) else None
     return None if name is None else catalog(named.kind).get(name)
@@ -97,7 +101,8 @@ def _check_name(root: Table, section: Table, named: NamedKind, failed: set[Keys]
     names = catalog(named.kind)
     if written.value.text not in names:
         known = ", ".join(names) or "none"
-        hint = " ".join(filter(None, [did_you_mean(written.value.text, names), f"({known})"]))
+        meant = NO_STRATEGY.get(written.value.text, "") if named.kind == "strategies" else ""
+        hint = " ".join(filter(None, [meant or did_you_mean(written.value.text, names), f"({known})"]))
         findings.add(written.place, f"{dotted(keys)}: there is no {named.word} {written.value.text!r}", hint)
 
 
@@ -109,6 +114,8 @@ def _check_one_of_two(root: Table, section: Table, named: NamedKind, findings: F
             known = ", ".join(catalog(named.kind))
             hint = f"one of {known}; or `{TARGET}: package.module:function`, a {named.word} of your own"
             findings.add(root.entries[named.keys[0]].key, f"{word}.{named.key} is missing", hint)
+        elif isinstance(fault := target_of(root, section), TargetFault):
+            findings.add(section.entries[TARGET].place, f"{word}.{TARGET}: {fault.message}", fault.hint)
     elif present(section, TARGET):
         target = section.entries[TARGET]
         message = f"{word}.{TARGET}: {show(target.value)}, and {word}.{named.key} is {show(name.value)} ({name.place})"
@@ -125,6 +132,8 @@ def _check_options(
         keys = (*named.keys, key)
         option = entry.option(key)
         if key in ours or keys in failed:
+            continue
+        if option is None and entry.takes_any:
             continue
         if option is None:
             message = f"{dotted(keys)}: `{entry.name}` has no such option"

@@ -12,7 +12,7 @@ from typing import Any, get_origin
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from launcher.recipe.hints import did_you_mean, unknown_key_hint
+from launcher.recipe.hints import WITHOUT_KEY, did_you_mean, unknown_key_hint
 from launcher.recipe.nodes import Findings, Items, Keys, Node, Place, Scalar, Table, dotted
 from launcher.recipe.scalars import plain_value
 from launcher.recipe.schema import NamedSection, Recipe
@@ -82,7 +82,7 @@ def _sentence(
         within = f" in {dotted(keys[:-1])}" if keys[1:] else ""
         hint = unknown_key_hint(keys[-1], keys[:-1], fields_of(section), options)
         program = root.entries.get("script") or root.entries.get("module")
-        if program is not None and not keys[1:] and _OF_A_JOB.search(hint):
+        if program is not None and not keys[1:] and (_OF_A_JOB.search(hint) or hint in WITHOUT_KEY.values()):
             hint = _argument_hint(keys[0], program.value)
         return _key_place(keys, root), f"unknown key {keys[-1]!r}{within}", hint
     node = _node(keys, root)
@@ -118,6 +118,8 @@ def _hint(keys: Keys, node: Node, wanted: Any) -> str:
         listed = keys[-1].isdecimal()
         return 'quote it where text is meant: "null"' if listed else "leave the key out for the default"
     section = section_of(wanted)
+    if keys == ("parallelism", "fsdp") and isinstance(node, Scalar) and node.text == "true":
+        return "strategy: fsdp; how many ranks share a copy, it finds itself"
     if isinstance(node, Scalar) and (near := did_you_mean(node.text, map(str, literals(wanted)))):
         return near
     if section is not None:

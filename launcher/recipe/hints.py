@@ -35,19 +35,62 @@ COMMON_NAMES = {
     "fp16": "train.precision",
     "amp": "train.precision",
     "dtype": "train.precision",
+    "torch_dtype": "train.precision",
+    "mixed_precision": "train.precision",
+    "autocast": "train.precision",
+    "half": "train.precision",
+    "tf32": "train.precision",
+    "allow_tf32": "train.precision",
+    "gradient_clip_val": "train.clip_norm",
+    "max_grad_norm": "train.clip_norm",
+    "clip_grad_norm": "train.clip_norm",
+    "grad_clip": "train.clip_norm",
+    "gradient_clipping": "train.clip_norm",
+    "gradient_checkpointing": "train.activation_checkpointing",
+    "checkpoint_activations": "train.activation_checkpointing",
+    "recompute": "train.activation_checkpointing",
+    "memory_format": "train.channels_last",
+    "torch_compile": "train.compile",
+    "loss": "train.task",
+    "criterion": "train.task",
+    "objective": "train.task",
+    "eval_steps": "train.eval_every",
+    "val_check_interval": "train.eval_every",
+    "check_val_every_n_epoch": "train.eval_every",
+    "logging_steps": "train.log_every",
+    "log_every_n_steps": "train.log_every",
     "random_seed": "train.seed",
     "batch_size": "data.global_batch_size",
     "num_workers": "data.loader_workers",
     "dataset": "data.name",
     "workers": "data.loader_workers",
+    "dataloader_num_workers": "data.loader_workers",
+    "prefetch_factor": "data.prefetch",
+    "dataloader_pin_memory": "data.pin_memory",
     "gpus": "resources.nproc_per_node",
     "num_gpus": "resources.nproc_per_node",
     "gpus_per_node": "resources.nproc_per_node",
     "nproc": "resources.nproc_per_node",
     "num_nodes": "resources.nodes",
+    "devices": "resources.nproc_per_node",
+    "accelerator": "resources.device",
+    "expandable_segments": "resources.alloc",
+    "pytorch_cuda_alloc_conf": "resources.alloc",
+    "pytorch_alloc_conf": "resources.alloc",
     "nnodes": "resources.nodes",
     "distributed": "parallelism.strategy",
+    "deepspeed": "parallelism.strategy",
+    "zero_stage": "parallelism.strategy",
+    "data_parallel_size": "parallelism.dp",
+    "tensor_parallel": "parallelism.tp",
+    "tensor_parallel_size": "parallelism.tp",
+    "tensor_model_parallel_size": "parallelism.tp",
+    "pipeline_parallel": "parallelism.pp",
+    "pipeline_parallel_size": "parallelism.pp",
+    "pipeline_model_parallel_size": "parallelism.pp",
+    "num_stages": "parallelism.pp",
     "save_every": "checkpoint.every",
+    "save_steps": "checkpoint.every",
     "save_total_limit": "checkpoint.keep",
     "save_top_k": "checkpoint.keep",
     "max_retries": "faults.max_restarts",
@@ -76,8 +119,43 @@ COMMON_NAMES = {
     "resume_from": "resume",
     "resume_from_checkpoint": "resume",
     "step_regex": "progress.log",
+    "profile": "profiler",
+    "profiling": "profiler",
+    "trace": "profiler",
+    "monitor": "tracking.watch",
 }
 """Words of other tools, and the key that says it here."""
+
+WITHOUT_KEY = {
+    "persistent": "not needed: loader processes live as long as the training",
+    "persistent_workers": "not needed: loader processes live as long as the training",
+    "shuffle": "not needed: samples are shuffled anew in each epoch, by train.seed",
+    "drop_last": "not needed: the last batch of an epoch may be smaller, and counts by its samples",
+    "gradient_as_bucket_view": "not needed: with ddp it is always so",
+    "fp8": "there is no fp8 here: train.precision is fp32, tf32, bf16 or fp16",
+    "ddp": "parallelism: {strategy: ddp}",
+    "fsdp": "parallelism: {strategy: fsdp}",
+    "hsdp": "parallelism: {strategy: hsdp}",
+    "sync_bn": "parallelism: {strategy: ddp, sync_batchnorm: true}",
+    "use_fsdp": "parallelism: {strategy: fsdp}",
+}
+"""Words that are no key here, and what to do: nothing, or another thing."""
+
+NO_STRATEGY = {
+    **dict.fromkeys(
+        ("tp", "tensor", "tensor_parallel"), "tp is a degree: {strategy: ddp, tp: 2}, also with fsdp and hsdp"
+    ),
+    **dict.fromkeys(
+        ("pp", "pipeline", "pipeline_parallel"), "pp is a degree: {strategy: ddp, pp: 2}, also with fsdp and hsdp"
+    ),
+    **dict.fromkeys(("dp",), "dp is a degree, of ddp and hsdp: {strategy: ddp, dp: 2}"),
+    **dict.fromkeys(("fsdp2", "deepspeed", "zero", "zero3", "sharded"), "did you mean 'fsdp'?"),
+    **dict.fromkeys(("distributed", "ddp_spawn", "DistributedDataParallel", "ddp2"), "did you mean 'ddp'?"),
+    **dict.fromkeys(("DataParallel", "nn.DataParallel"), "did you mean 'data_parallel'?"),
+    **dict.fromkeys(("model_parallel", "naive", "device_map"), "did you mean 'split'?"),
+    **dict.fromkeys(("none", "no", "one"), "did you mean 'single'?"),
+}
+"""Words for ways to share the work that are no strategy here."""
 
 
 def unknown_key_hint(key: str, section: Keys, valid: Iterable[str], options: Mapping[Keys, Iterable[str]]) -> str:
@@ -93,8 +171,8 @@ def unknown_key_hint(key: str, section: Keys, valid: Iterable[str], options: Map
     if here is not None or of_sbatch:
         return f"did you mean {here!r}?" if here is not None else of_sbatch
     homes = [path for path in _homes(wanted, options) if not _inside(path, section)]
-    if 0 < len(homes) <= 2:
-        return f"belongs under {' or '.join(homes)}"
+    if wanted in WITHOUT_KEY or 0 < len(homes) <= 2:
+        return WITHOUT_KEY.get(wanted) or f"belongs under {' or '.join(homes)}"
     if wanted in COMMON_NAMES:
         return f"here it is {COMMON_NAMES[wanted]!r}"
     near = did_you_mean(key, valid)

@@ -77,6 +77,15 @@ def test_all_mistakes_are_listed_at_once_by_line(load: Load) -> None:
         ("tracking: {wandb: {modus: auto}}", "7:20", "unknown key 'modus' in tracking.wandb", "did you mean 'mode'?"),
         ("faults: {zzz: 1}", "7:10", "unknown key 'zzz' in faults",
          "valid names: grace, hang_timeout, max_restarts, max_skips, on_hang, on_nan, rescue"),
+        ("persistent_workers: true", "7:1", "unknown key 'persistent_workers'",
+         "not needed: loader processes live as long as the training"),
+        ("fsdp: true", "7:1", "unknown key 'fsdp'", "parallelism: {strategy: fsdp}"),
+        ("tp: 2", "7:1", "unknown key 'tp'", "belongs under parallelism"),
+        ("gradient_clip_val: 1.0", "7:1", "unknown key 'gradient_clip_val'", "here it is 'train.clip_norm'"),
+        ("mixed_precision: fp16", "7:1", "unknown key 'mixed_precision'", "here it is 'train.precision'"),
+        ("fp8: true", "7:1", "unknown key 'fp8'", "there is no fp8 here: train.precision is fp32, tf32, bf16 or fp16"),
+        ("resources: {num_workers: 2}", "7:13", "unknown key 'num_workers' in resources",
+         "here it is 'data.loader_workers'"),
         ("parallelism: {name: ddp}", "7:15", "parallelism.name: `ddp` has no such option",
          "did you mean 'strategy'?"),
     ],
@@ -156,6 +165,9 @@ def test_the_free_section_takes_anything(load: Load) -> None:
         ("train.optimizer={name: sgd, nesterov: on}", "train.optimizer.nesterov: 'on' is not true or false", ""),
         ("model.name=mpl", "model.name: there is no model 'mpl'", "did you mean 'mlp'? (convnet, "),
         ("parallelism.strategy=dpp", "parallelism.strategy: there is no strategy 'dpp'", "did you mean 'ddp'?"),
+        ("parallelism.strategy=tp", "parallelism.strategy: there is no strategy 'tp'", "tp is a degree: {strategy: "),
+        ("parallelism.strategy=pipeline", "parallelism.strategy: there is no strategy 'pipeline'", "pp is a degree"),
+        ("parallelism.fsdp=true", "parallelism.fsdp: true is not a whole number >= 1 or auto", "strategy: fsdp"),
         ("train.schedule.name=cos", "train.schedule.name: there is no schedule 'cos'", "cosine"),
         ("foo", "is not KEY=VALUE", ""),
         ("a..b=1", "is not KEY=VALUE", ""),
@@ -205,9 +217,6 @@ def test_a_model_or_a_dataset_is_named_or_a_function_of_the_user_s_own(fail: Fai
     assert problem.hint.startswith("one of ")
     assert "mnist, " in problem.hint
     assert "`target: package.module:function`" in problem.hint
-    model = load("model={target: mine.nets:small, width: 3}").recipe.model
-    assert model is not None
-    assert (model.name, model.target, model.options) == ("target", "mine.nets:small", {"width": 3})
 
 
 def test_script_keys_with_a_model(fail: Fail) -> None:

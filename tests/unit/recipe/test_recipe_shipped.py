@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from launcher.cli.recipes import KINDS, check, list_, schema
 from launcher.recipe.catalog import SOURCES
 from launcher.recipe.explain import field_docs
-from launcher.recipe.hints import COMMON_NAMES, key_paths
+from launcher.recipe.hints import COMMON_NAMES, WITHOUT_KEY, key_paths
 from launcher.recipe.jsonschema import PATH, PROFILE_PATH, make_profile_schema, make_schema, to_text
 from launcher.recipe.loader import load_recipe
 from launcher.recipe.schema import Recipe
@@ -57,7 +57,7 @@ def test_documentation_of_fields_is_read_from_the_schema() -> None:
 def test_words_of_other_tools_lead_to_keys_that_exist() -> None:
     options = {f"train.optimizer.{name}" for name in ("lr", "weight_decay", "momentum")}
     assert set(COMMON_NAMES.values()) <= {*key_paths(), *options}
-    assert not set(COMMON_NAMES) & set(key_paths())
+    assert not (set(COMMON_NAMES) | set(WITHOUT_KEY)) & set(key_paths())
 
 
 def test_check_lists_recipes_and_their_mistakes() -> None:
