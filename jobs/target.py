@@ -13,6 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from jobs.registry import OptionError
@@ -40,11 +41,11 @@ def find_target(key: str, target: str) -> Callable[..., Any]:
     module_name, separator, path = target.partition(":")
     if not (separator and all(name.isidentifier() for name in f"{module_name}.{path}".split("."))):
         raise OptionError(f"{key}.target: {target!r} is not `package.module:function`")
-    found: Any = _import(key, target, module_name)
+    module = _import(key, target, module_name)
+    found: Any = module
     for name in path.split("."):
         if not hasattr(found, name):
-            file = getattr(found, "__file__", None) or module_name
-            raise OptionError(f"{key}.target: there is no {path} in {file}")
+            raise OptionError(f"{key}.target: there is no {path} in {module.__file__ or module_name}")
         found = getattr(found, name)
     if not callable(found):
         raise OptionError(f"{key}.target: {target} is no function but a {type(found).__name__}")
@@ -52,7 +53,7 @@ def find_target(key: str, target: str) -> Callable[..., Any]:
     return function
 
 
-def _import(key: str, target: str, name: str) -> Any:
+def _import(key: str, target: str, name: str) -> ModuleType:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # and it stays: what is imported here may import more later
