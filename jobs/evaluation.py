@@ -16,6 +16,8 @@ from jobs.parallel.base import Shared
 from jobs.tasks.base import Task
 
 BATCH = 512
+TOKENS = 8192
+"""Of a batch of sequences: the scores of each token, one for each of the vocabulary, take the memory."""
 
 
 def evaluate(
@@ -33,16 +35,18 @@ def evaluate(
     fetch = Fetch(samples, seed=0)
     shares = grid.degrees.data
     mine = torch.arange(grid.data_rank, len(samples), shares)
+    idle = torch.zeros(1, dtype=torch.int64)
+    batch = BATCH if task.unit is None else max(1, TOKENS // fetch[0, idle][1].numel())
     sums = torch.zeros(1 + len(task.measures), dtype=torch.float64)
     shared.net.eval()
     with torch.inference_mode(), precision:
         # every rank goes round as often as rank 0, which has the most: each round is an agreement
-        for start in range(0, -(-len(samples) // shares), BATCH):
+        for start in range(0, -(-len(samples) // shares), batch):
             on_batch()
             agreement.send()
-            indices = mine[start : start + BATCH]
+            indices = mine[start : start + batch]
             if len(indices) or shared.everyone_evaluates:
-                inputs, targets = (tensor.to(device) for tensor in fetch[0, indices if len(indices) else mine[:1]])
+                inputs, targets = (tensor.to(device) for tensor in fetch[0, indices if len(indices) else idle])
                 outputs = shared.evaluate(inputs)
                 if outputs is not None and grid.speaks and len(indices):
                     sums[0] += task.loss(outputs, targets).double().cpu()
