@@ -16,9 +16,14 @@ from jobs.private_torch import buffers_of, copy_each
 
 
 class SharedBuffers:
-    """The floating-point buffers of a network, as rank 0 has them. Others (counters) are the same on all ranks."""
+    """The floating-point buffers of a network, as rank 0 has them. Others (counters) are the same on all ranks.
 
-    def __init__(self, net: nn.Module, *, ranks: int) -> None:
+    ranks: how many have the same part of the network, and other samples. group: these ranks; None = all. source: the
+    one of them that sends, by its rank in the whole world.
+    """
+
+    def __init__(self, net: nn.Module, *, ranks: int, group: dist.ProcessGroup | None = None, source: int = 0) -> None:
+        self._group, self._source = group, source
         self._places = [
             (buffers_of(module), name)
             for module in (net.modules() if ranks > 1 else ())
@@ -36,7 +41,7 @@ class SharedBuffers:
                 by_type.setdefault(buffer.dtype, []).append(buffer)
         for buffers in by_type.values():
             flat = torch.cat([buffer.flatten() for buffer in buffers])
-            work = dist.broadcast(flat, src=0, async_op=True)
+            work = dist.broadcast(flat, src=self._source, group=self._group, async_op=True)
             assert work is not None, "every rank is in the default group"
             self._sent.append((work, flat, buffers))
 

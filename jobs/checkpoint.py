@@ -33,7 +33,7 @@ from jobs.folders import Progress, complete, named, plain_json, progress_from, r
 from jobs.manifest import FORMAT, STATE, BrokenError, Manifest, compare, look, read_manifest, seal, share, verify
 from jobs.memory import Found, InMemory, Memory, of_no_use
 from jobs.room import answered, check_disk
-from jobs.state import CheckpointError, DifferenceError, TrainingState
+from jobs.state import CheckpointError, DifferenceError, TrainingState, together
 from jobs.storage import Layout, Part, plan
 from jobs.whole import check_fits
 from jobs.world import Meeting
@@ -180,11 +180,12 @@ class Checkpoints:
         if replan or self._layout is None:
             self._layout = plan(tensors, group)
         text, problem = "", None
-        if self._layout.rank == 0:
-            try:
-                text = self.describe(state, progress)
-            except CheckpointError as error:
-                problem = error  # the other ranks must hear of it
+        try:
+            parts_of = {} if state.elsewhere is None else {"optimizer": together(Circle(group).gather(state.numbers))}
+            if self._layout.rank == 0:
+                text = self.describe(state, progress, **parts_of)
+        except (CheckpointError, CircleError) as error:
+            problem = CheckpointError(str(error))  # the other ranks must hear of it
         name = f"step-{progress.step}"
         parts = self._layout.parts(tensors)
         return Draft(name=name, layout=self._layout, parts=parts, state=text, metrics=progress.metrics, problem=problem)

@@ -9,21 +9,13 @@ go into state.json, `lines`, beside `kept: {rank, node}`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from jobs.finite import KeptBuffers
 from jobs.folders import Progress, named, step_of
 from jobs.parts import Parts
 from jobs.whole import NoRoomError, layout_alone, write_whole
-
-
-def is_whole(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a rank has all of a state, so that it can keep it without the others."""
-    return not any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 
 class KeptState:

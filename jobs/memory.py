@@ -100,6 +100,8 @@ class Memory:
         """Bring a state to all ranks; all together. Returns why that is worth nothing, or what else was found."""
         if chosen.problem:
             return chosen.problem, None
+        if not state.is_whole:
+            return "is of no use to ranks that share the model out", None
         reader = chosen.reader
         is_reader = self._world.rank == reader
         what = f"read {chosen.full_name}"

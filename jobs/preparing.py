@@ -10,7 +10,6 @@ from pathlib import Path
 from jobs import registry
 from jobs.checkpoint import Checkpoints, SaveError
 from jobs.job import Job
-from jobs.kept import is_whole
 from jobs.report import Reporter
 from jobs.room import check_memory, expected_bytes
 from jobs.snapshots import Snapshots
@@ -28,6 +27,8 @@ class Saves:
     checkpoints: Checkpoints
     state: TrainingState
     report: Reporter
+    stages: int = 1
+    """Parts into which pipeline parallelism has cut the model."""
 
     def prepare(self) -> Snapshots | None:
         """Refuse now what would not fit at the first save; returns what writes snapshots, on the ranks that do.
@@ -36,6 +37,9 @@ class Saves:
         """
         section = self.job.train.optimizer
         size_bytes = expected_bytes(self.state, partial(registry.build, "optimizer", section.name, section.options))
+        if self.state.elsewhere is not None:  # equally many ranks have each part
+            sizes = self.meeting.gather("add up the stages", lambda: size_bytes)
+            size_bytes = sum(sizes) * self.stages // len(sizes)
         check = partial(self.checkpoints.check_room, size_bytes)
         if warning := self.meeting.decide("find room for a checkpoint", check):
             self.report.say(f"WARNING: {warning}")
@@ -43,7 +47,7 @@ class Saves:
 
     def _snapshots(self, size_bytes: int) -> Snapshots | None:
         folder = Path(os.environ.get(VARIABLE, "/"))
-        possible = VARIABLE in os.environ and is_whole(self.state.tensors())
+        possible = VARIABLE in os.environ and self.state.is_whole
         if not all(self.meeting.gather("find the memory for snapshots", lambda: possible)):
             self.report.say(
                 "WARNING: checkpoint.memory_every has no effect: it takes our agent, and ranks that hold all of a state"

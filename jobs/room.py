@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -35,7 +36,7 @@ def expected_bytes(state: TrainingState, make_optimizer: MakeOptimizer) -> int:
         return sum(_size(tensor) for tensor in state.tensors().values())
     size_bytes = sum(_size(tensor) for tensor in state.net.state_dict().values())
     real = [parameter for parameter in state.net.parameters() if parameter.requires_grad]
-    small = [nn.Parameter(parameter.detach().new_zeros([min(2, n) for n in parameter.shape])) for parameter in real]
+    small = [nn.Parameter(torch.zeros([min(2, n) for n in each.shape], dtype=each.dtype)) for each in real]
     for parameter in small:
         parameter.grad = parameter.detach().clone()
     optimizer = make_optimizer(small)

@@ -38,9 +38,11 @@ class Share:
     global_count: int
     """Samples of this step over all ranks; smaller at the end of an epoch."""
     local_count: int
-    """Samples of this rank. May be 0; its one micro-batch then counts nothing, since a rank may not sit out."""
+    """Samples of this rank. May be 0."""
     micro_batches: tuple[Tensor, ...]
-    """Indices of samples; at least one micro-batch."""
+    """Indices of samples; at least one micro-batch, and equally many on all ranks: a forward may need the others."""
+    counted: int
+    """How many of them count, from the first on. One that does not is there so that this rank does not sit out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,5 +80,13 @@ class Sampler:
         """The part of this rank in the step that follows."""
         batch = self.batch(samples_seen)
         mine = batch[self.rank :: self.world_size]
-        micro_batches = torch.split(mine, self.micro_batch_size) if len(mine) else (batch[:1],)
-        return Share(samples_seen // self.num_samples, len(batch), len(mine), tuple(micro_batches))
+        own = torch.split(mine, self.micro_batch_size) if len(mine) else ()
+        most = -(-len(batch) // self.world_size)  # rank 0 has so many samples
+        idle = (batch[:1],) * (-(-most // self.micro_batch_size) - len(own))
+        return Share(
+            epoch=samples_seen // self.num_samples,
+            global_count=len(batch),
+            local_count=len(mine),
+            micro_batches=(*own, *idle),
+            counted=len(own),
+        )

@@ -11,7 +11,7 @@ they are not state. `state` names every slot, so that one that is missing among 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,27 @@ class DifferenceError(CheckpointError):
 class TrainingState:
     """Model and optimizer of a training, as a checkpoint holds them. Make it while the optimizer is new."""
 
-    def __init__(self, net: nn.Module, optimizer: Optimizer, precision: Precision | None = None) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Optimizer,
+        precision: Precision | None = None,
+        elsewhere: frozenset[str] | None = None,
+    ) -> None:
         self.net, self.optimizer = net, optimizer
+        self.elsewhere = elsewhere
+        """Names in the state of the whole model that other ranks have, and this one not; None: all ranks have all."""
         self.precision = Precision("fp32", torch.device("cpu")) if precision is None else precision
         """With the scale of fp16, numbers for state.json."""
         self._made_with = [_options(group) for group in optimizer.param_groups]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all of it, so that it can keep it without the others."""
+        return self.elsewhere is None and not any(isinstance(each, DTensor) for each in self.net.parameters())
+
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that is saved as a tensor, by name."""
+        """Everything that is saved as a tensor, by name. Of what is elsewhere nothing."""
         state = model_tensors(self.net)
         for name, slots in self._slots().items():
             for slot, value in slots.items():
@@ -66,9 +79,10 @@ class TrainingState:
     def numbers(self) -> Numbers:
         """Everything else of the optimizer. Raises CheckpointError for what is neither a number nor a tensor."""
         groups = zip(self.optimizer.param_groups, self._made_with, strict=True)
+        changes = [_changes(f"group {k}", _options(group), made) for k, (group, made) in enumerate(groups)]
         return {
             "name": type(self.optimizer).__name__,
-            "groups": [_changes(f"group {k}", _options(group), made) for k, (group, made) in enumerate(groups)],
+            "groups": changes[:1] if self._groups_are_alike and _all_same(changes) else changes,
             "state": {name: _describe(name, slots) for name, slots in self._slots().items()},
         }
 
@@ -104,15 +118,16 @@ class TrainingState:
         Raises DifferenceError, with every difference and before anything is changed. `source` is what it says of it.
         """
         slots, wanted, differences = self._expected(numbers, saved)
-        differences += model_differences(self.net, saved)
-        surplus = saved.keys() - wanted.keys() - {f"model/{name}" for name in self.net.state_dict()}
-        differences += [f"{key}: not in this training" for key in sorted(surplus) if key.startswith("optimizer/")]
+        differences += model_differences(self.net, saved, self.elsewhere or ())
+        surplus = {key for key in saved if key.startswith("optimizer/") and not self._is_elsewhere(key)}
+        differences += [f"{key}: not in this training" for key in sorted(surplus - wanted.keys())]
         if differences:
             raise DifferenceError("\n  ".join([f"{source} is of another training:", *differences]))
         fill({**model_tensors(self.net), **wanted})
         self.optimizer.state.clear()  # of a checkpoint that turned out to be broken after it was read
         self.optimizer.state.update(slots)
-        groups = zip(self.optimizer.param_groups, self._made_with, numbers["groups"], strict=True)
+        of_groups = self._for_each_group(numbers["groups"])
+        groups = zip(self.optimizer.param_groups, self._made_with, of_groups, strict=True)
         for options, made_with, changes in groups:
             options.update({**made_with, **changes})
 
@@ -128,6 +143,8 @@ class TrainingState:
         differences = self._group_differences(numbers["groups"])
         parameters = dict(self.net.named_parameters())
         for name, described in numbers["state"].items():
+            if name in (self.elsewhere or ()):
+                continue
             if name not in parameters:
                 differences.append(f"optimizer/{name}: no such parameter in the model")
                 continue
@@ -142,7 +159,21 @@ class TrainingState:
                     slots.setdefault(parameters[name], {})[slot] = wanted[key]
         return slots, wanted, differences
 
+    @property
+    def _groups_are_alike(self) -> bool:
+        """Whether they were made with the same options: then they are groups for us alone (`jobs.making`)."""
+        return _all_same(self._made_with)
+
+    def _for_each_group(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Groups that are alike are saved as one: how many there are depends on the strategy."""
+        return groups * len(self._made_with) if len(groups) == 1 and self._groups_are_alike else groups
+
+    def _is_elsewhere(self, key: str) -> bool:
+        """Whether a tensor of the optimizer belongs to a parameter that other ranks have."""
+        return key.removeprefix("optimizer/").rsplit("/", 1)[0] in (self.elsewhere or ())
+
     def _group_differences(self, groups: list[dict[str, Any]]) -> list[str]:
+        groups = self._for_each_group(groups)
         if len(groups) != len(self.optimizer.param_groups):
             return [f"optimizer: {len(groups)} parameter groups in the checkpoint, {len(self._made_with)} here"]
         return [
@@ -157,10 +188,21 @@ class TrainingState:
         return {names[parameter]: slots for parameter, slots in self.optimizer.state.items()}
 
 
-def restore_model(net: nn.Module, folder: Path, group: ProcessGroup | None) -> None:
-    """Put back the model alone. Raises CheckpointError, with every difference."""
+def together(of_ranks: Iterable[Numbers]) -> Numbers:
+    """The numbers of a whole model, from those of ranks that have parts of it, or the same."""
+    first, *others = of_ranks
+    return {**first, "state": {name: slots for each in (first, *others) for name, slots in each["state"].items()}}
+
+
+def restore_model(
+    net: nn.Module, folder: Path, group: ProcessGroup | None, elsewhere: Collection[str] | None = None
+) -> None:
+    """Put back the model alone; `elsewhere` are names that other ranks have.
+
+    Raises CheckpointError, with every difference.
+    """
     reader = open_tensors(folder)
-    if differences := model_differences(net, reader.tensors):
+    if differences := model_differences(net, reader.tensors, elsewhere or ()):
         raise DifferenceError("\n  ".join([f"{folder} is of another model:", *differences]))
     read_tensors(reader, folder, model_tensors(net), group)
 
@@ -170,12 +212,19 @@ def model_tensors(net: nn.Module) -> dict[str, Tensor]:
     return {f"model/{name}": tensor for name, tensor in net.state_dict().items()}
 
 
-def model_differences(net: nn.Module, saved: Mapping[str, TensorStorageMetadata]) -> list[str]:
-    """Why a checkpoint is not of this model: every tensor that is missing, too much, or of another shape or type."""
+def model_differences(
+    net: nn.Module, saved: Mapping[str, TensorStorageMetadata], elsewhere: Collection[str] = ()
+) -> list[str]:
+    """Why a checkpoint is not of this model: every tensor that is missing, too much, or of another shape or type.
+
+    elsewhere: names that other ranks have, and look at.
+    """
     wanted = model_tensors(net)
     differences = []
     for key in sorted({*wanted, *(key for key in saved if key.startswith("model/"))}):
         name = key.removeprefix("model/")
+        if name in elsewhere:
+            continue
         if key not in saved:
             differences.append(f"{name}: not in the checkpoint")
         elif key not in wanted:
@@ -233,6 +282,14 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 def _changes(place: str, now: Mapping[str, Any], made_with: Mapping[str, Any]) -> dict[str, Any]:
     changed = {name for name, value in now.items() if name not in made_with or not _same(value, made_with[name])}
     return {name: _number(f"{place}/{name}", now[name]) for name in sorted(changed)}
+
+
+def _all_same(options: Sequence[Mapping[str, Any]]) -> bool:
+    first = options[0]
+    return all(
+        each.keys() == first.keys() and all(_same(value, first[name]) for name, value in each.items())
+        for each in options
+    )
 
 
 def _same(one: object, other: object) -> bool:

@@ -18,8 +18,10 @@ class Pass:
     """The forwards and backwards of one step, as the trainer wants them; the same number on every rank."""
 
     batches: Iterator[Batch]
-    """Micro-batches on the device, `count` of them. One without samples that count is there too: no rank sits out."""
+    """Micro-batches on the device, `count` of them."""
     count: int
+    counted: int
+    """How many of them count, from the first on; the others are there so that no rank sits out."""
     loss: Callable[[Tensor, Tensor], Tensor]
     """(outputs, targets) -> the loss, summed over the samples."""
     scaled: Callable[[Tensor], Tensor]
@@ -43,6 +45,10 @@ class Shared:
     """Micro-batches that a rehearsal takes."""
     everyone_evaluates = False
     """Whether a forward needs the other ranks: then all make equally many of them in an evaluation."""
+    elsewhere: frozenset[str] | None = None
+    """Names of the parameters and buffers that other ranks have, and this one not; None: every rank has all names."""
+    remarks: tuple[str, ...] = ()
+    """What is to be said at the start of a training."""
 
     def __init__(self, net: nn.Module, forward: nn.Module | None = None) -> None:
         self.net = net
@@ -57,11 +63,17 @@ class Shared:
                 work.before_forward()
                 with work.precision():
                     outputs = self.forward(inputs)
-                    loss = work.loss(outputs, targets)
+                    loss = self.loss(work, outputs, targets)
+                if index >= work.counted:
+                    loss = loss * 0.0
                 total = loss.detach() if total is None else total + loss.detach()
                 if is_last:
                     work.before_last_backward(total)
                 torch.autograd.backward(work.scaled(loss))
+
+    def loss(self, work: Pass, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of one micro-batch, summed over its samples."""
+        return work.loss(outputs, targets)
 
     def sync(self, is_last: bool) -> AbstractContextManager[Any]:
         """Around one micro-batch: gradients travel with the last one of a step alone."""

@@ -13,4 +13,4 @@ from jobs.registry import strategy
 @strategy("single")
 def single(net: nn.Module, grid: Grid, device: torch.device) -> Shared:
     """One process, nothing is shared."""
-    return Shared(net)
+    return Shared(net.to(device))

@@ -29,7 +29,7 @@ def walk(ranks: list[Sampler], samples_seen: int, steps: int) -> list[list[Share
 
 
 def indices(share: Share) -> list[int]:
-    return torch.cat(share.micro_batches).tolist() if share.local_count else []
+    return torch.cat(share.micro_batches[: share.counted]).tolist() if share.counted else []
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,32 @@
+"""Shards: FSDP2."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from jobs.mesh import Grid
+from jobs.parallel.base import Shared
+from jobs.parallel.mixed import mix, shard_layers
+from jobs.registry import strategy
+
+
+@strategy("fsdp")
+def fsdp(
+    net: nn.Module,
+    grid: Grid,
+    device: torch.device,
+    *,
+    reshard_after_forward: bool = True,
+    sync_each_batch: bool = False,
+) -> Shared:
+    """Each rank holds a shard of parameters, gradients and optimizer; a layer is whole while it computes (FSDP2).
+
+    Args:
+        reshard_after_forward: Layers are given up after the forward, and gathered again in the backward: less memory.
+        sync_each_batch: Gradients travel with each micro-batch: less memory with `accumulate`, and more traffic.
+    """
+    shard = partial(shard_layers, grid=grid, reshard_after_forward=reshard_after_forward)
+    return mix(net, grid, device, shard=shard, sync_each_batch=sync_each_batch)

@@ -1,0 +1,140 @@
+"""Every strategy: the curve of one rank, the same bits after a kill, checkpoints that go from one to another."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import Ranks, Start
+from tiny import tiny
+
+from jobs import registry
+from jobs.folders import read_state
+from jobs.optim import adamw
+from jobs.state import TrainingState
+from jobs.weights import weights_sha256
+from launcher.runs.metrics import read_metrics
+
+pytestmark = pytest.mark.process
+
+MLP = {"name": "mlp", "in_features": 20, "hidden": 12, "classes": 4, "dropout": 0.0}
+GPT = {"name": "gpt", "vocabulary": 11, "context": 6, "layers": 2, "heads": 2, "width": 8}
+NUMBERS = {"name": "synthetic", "samples": 73, "eval_samples": 9, "shape": "20", "classes": 4}
+TOKENS = {"name": "synthetic", "kind": "tokens", "samples": 73, "eval_samples": 9, "shape": "6", "classes": 11}
+STEPS = 12
+"""Of 16 samples; each fifth step has 9, so with accumulation there is a rank that has no sample for a micro-batch."""
+CLOSE = 1e-5
+
+Case = tuple[dict[str, Any], int, int, dict[str, Any]]
+"""The section, ranks, accumulate, and the model."""
+CASES: dict[str, Case] = {
+    "single-2": ({"strategy": "single"}, 1, 2, MLP),
+    "ddp": ({"strategy": "ddp"}, 2, 1, MLP),
+    "ddp-4": ({"strategy": "ddp"}, 2, 4, MLP),
+    "ddp-static": ({"strategy": "ddp", "static_graph": True, "bucket_cap_mb": 1}, 2, 2, MLP),
+    "ddp-unused": ({"strategy": "ddp", "find_unused_parameters": True}, 2, 1, MLP),
+    "data_parallel": ({"strategy": "data_parallel"}, 1, 1, MLP),
+    "split": ({"strategy": "split", "devices": 2}, 1, 1, GPT),
+    "fsdp": ({"strategy": "fsdp"}, 2, 1, MLP),
+    "fsdp-4": ({"strategy": "fsdp", "sync_each_batch": True}, 2, 4, MLP),
+    "fsdp-3": ({"strategy": "fsdp", "reshard_after_forward": False}, 4, 1, GPT),
+    "hsdp": ({"strategy": "hsdp", "dp": 2}, 4, 2, MLP),
+    "tp": ({"strategy": "ddp", "tp": 2}, 2, 1, MLP),
+    "tp-4": ({"strategy": "ddp", "tp": 2}, 2, 4, GPT),
+    "pp": ({"strategy": "ddp", "pp": 2}, 2, 4, GPT),
+    "pp-gpipe": ({"strategy": "ddp", "pp": 2, "pipeline": "gpipe"}, 2, 2, MLP),
+    "ddp-tp": ({"strategy": "ddp", "dp": 2, "tp": 2}, 4, 1, MLP),
+    "fsdp-tp": ({"strategy": "fsdp", "fsdp": 2, "tp": 2}, 4, 2, GPT),
+    "ddp-pp": ({"strategy": "ddp", "dp": 2, "pp": 2}, 4, 2, MLP),
+    "fsdp-pp": ({"strategy": "fsdp", "fsdp": 2, "pp": 2}, 4, 2, GPT),
+    "ddp-tp-pp": ({"strategy": "ddp", "dp": 2, "tp": 2, "pp": 2}, 8, 2, GPT),
+}
+
+
+def recipe(parallelism: dict[str, Any], accumulate: int, model: dict[str, Any], **train: Any) -> dict[str, Any]:
+    made = tiny(
+        data={**(TOKENS if model is GPT else NUMBERS), "global_batch_size": 16},
+        train={"until": f"{STEPS} steps", "eval_every": None, "accumulate": accumulate, **train},
+        checkpoint={"every": "5 steps"},
+        parallelism=parallelism,
+    )
+    return {**made, "model": model}
+
+
+def losses(ranks: Ranks) -> list[float]:
+    return [record["train/loss"] for record in read_metrics(ranks.metrics)]
+
+
+def evaluated(ranks: Ranks) -> dict[str, float]:
+    metrics: dict[str, float] = ranks.event("summary")["metrics"]
+    return metrics
+
+
+_REFERENCES: dict[str, tuple[list[float], dict[str, float]]] = {}
+
+
+def of_one_rank(start: Start, tmp_path: Path, model: dict[str, Any]) -> tuple[list[float], dict[str, float]]:
+    """Losses and the evaluation, from `single`."""
+    name = model["name"]
+    if name not in _REFERENCES:
+        ranks = start(tmp_path / "single", recipe({"strategy": "single"}, 1, model), ranks=1)
+        assert ranks.wait() == [0], ranks.log()
+        _REFERENCES[name] = losses(ranks), evaluated(ranks)
+    return _REFERENCES[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_curve_is_that_of_one_rank(start: Start, tmp_path: Path, name: str) -> None:
+    parallelism, world, accumulate, model = CASES[name]
+    expected, metrics = of_one_rank(start, tmp_path, model)
+    ranks = start(tmp_path / "run", recipe(parallelism, accumulate, model), ranks=world)
+    assert ranks.wait() == [0] * world, "\n".join(ranks.log(rank) for rank in range(world))
+    assert losses(ranks) == pytest.approx(expected, abs=CLOSE)
+    assert evaluated(ranks) == pytest.approx(metrics, abs=CLOSE)
+    assert weights_of_checkpoint(ranks, model) == ranks.weights
+
+
+def weights_of_checkpoint(ranks: Ranks, model: dict[str, Any]) -> str:
+    """The fingerprint of the newest checkpoint, read by one process."""
+    net = registry.build("model", model["name"], {key: value for key, value in model.items() if key != "name"})
+    state = TrainingState(net, adamw(net.parameters()))
+    folder = ranks.run_dir / "checkpoints" / f"step-{ranks.event('summary')['step']}"
+    state.restore(folder, read_state(folder)["optimizer"], None, alone=True)
+    return weights_sha256(net)
+
+
+@pytest.mark.parametrize("name", ["fsdp-4", "hsdp", "tp", "pp", "fsdp-tp", "ddp-pp"])
+def test_killed_once_and_resumed_it_ends_with_the_same_bits(start: Start, tmp_path: Path, name: str) -> None:
+    parallelism, world, accumulate, model = CASES[name]
+    whole_recipe = recipe(parallelism, accumulate, model, until="30 steps")
+    whole = start(tmp_path / "whole", whole_recipe, ranks=world)
+    assert whole.wait() == [0] * world, whole.log()
+    broken = start(tmp_path / "broken", whole_recipe, ranks=world)
+    broken.until_step(12)
+    broken.signal(signal.SIGKILL)
+    broken.wait()
+    last = start(tmp_path / "broken", whole_recipe, ranks=world, attempt=2)
+    assert last.wait() == [0] * world, last.log()
+    assert "resumes from step-" in last.log()
+    assert last.weights == whole.weights
+    assert losses(last) == losses(whole)
+
+
+def test_a_checkpoint_goes_from_any_strategy_to_any_other(start: Start, tmp_path: Path) -> None:
+    expected, metrics = of_one_rank(start, tmp_path, GPT)
+    way = ["fsdp", "ddp", "tp", "single-2", "pp", "fsdp-tp"]
+    for attempt, name in enumerate(way, start=1):
+        parallelism, world, accumulate, _ = CASES[name]
+        steps = STEPS * attempt // len(way)
+        ranks = start(
+            tmp_path / "run",
+            recipe(parallelism, accumulate, GPT, until=f"{steps} steps"),
+            ranks=world,
+            attempt=attempt,
+        )
+        assert ranks.wait() == [0] * world, f"{name}: {ranks.log()}"
+        assert weights_of_checkpoint(ranks, GPT) == ranks.weights, name
+    assert losses(ranks) == pytest.approx(expected, abs=CLOSE)
+    assert evaluated(ranks) == pytest.approx(metrics, abs=CLOSE)
