@@ -78,8 +78,9 @@ lint: install  ## ruff, mypy --strict, the layers of the house, shellcheck
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck .ci/run slurm/demo
 
-schema: install  ## write the JSON Schemas of recipes and profiles anew, after a change of the recipe
+schema: install  ## write the JSON Schemas of recipes and profiles, and docs/recipes.md, after a change of the recipe
 	$(BIN)/python -m launcher.recipe.jsonschema
+	$(BIN)/python -m launcher.recipe.reference
 
 constraints:  ## write constraints.txt anew: the newest versions of everything but torch
 	@rm -rf build/constraints && mkdir -p build/constraints

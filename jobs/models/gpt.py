@@ -13,6 +13,8 @@ from jobs.registry import OptionError, model
 
 TP_DIVIDES = ("heads",)
 """Options that `parallelism.tp` must divide: each rank has whole heads. A literal, as the check reads it from here."""
+UNDIVIDED = ("tie_weights",)
+"""Options that go with neither tp nor pp, where they are true."""
 LAYERS = "layers"
 """The option that says how many blocks there are. The network has as many layers to cut between, and three more."""
 STD = 0.02

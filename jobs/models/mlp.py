@@ -6,6 +6,9 @@ from torch import nn
 
 from jobs.registry import model
 
+TP_DIVIDES = ("hidden",)
+"""Options that `parallelism.tp` must divide. A literal, as the check reads it from here."""
+
 
 @model("mlp")
 def mlp(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher.planning.topology import Finding
 from launcher.recipe.catalog import catalog
@@ -13,11 +13,16 @@ from launcher.recipe.degrees import ONE_PROCESS, Degrees, DegreesError, resolve_
 
 if TYPE_CHECKING:
     from launcher.planning.topology import Device, Remarks
+    from launcher.recipe.catalog import Entry
     from launcher.recipe.schema import ParallelismSection, Recipe
 
 _LARGER = 64
 """A batch that is so many times the one asked for is no hint."""
 _NAMED = 4
+_SHOWN = 8
+"""So many degrees that would fit are named."""
+_OF_PRODUCTS = ("sync_batchnorm",)
+"""Options of ddp that replicas beside tp or pp have, too."""
 
 
 def check_sharing(recipe: Recipe, device: Device, remarks: Remarks) -> None:
@@ -102,28 +107,56 @@ def _batch_hint(batch: int, divisors: Sequence[int], nodes: object) -> str:
 
 
 def _of_model(recipe: Recipe) -> Iterator[Finding]:
-    """What tensor and pipeline parallel ask of the model and the batch."""
-    assert recipe.model is not None, "the caller has looked"
+    """What tensor and pipeline parallel ask of the batch, the strategy and the model."""
     assert recipe.train is not None, "the caller has looked"
-    tp, pp = recipe.parallelism.tp, recipe.parallelism.pp
-    accumulate = recipe.train.accumulate
+    tp, pp, accumulate = recipe.parallelism.tp, recipe.parallelism.pp, recipe.train.accumulate
+    if tp * pp == 1:
+        return
     if accumulate < pp:
         message = f"train.accumulate: {accumulate} micro-batch{'es' * (accumulate > 1)} for parallelism.pp: {pp} stages"
         hint = f"accumulate: {pp} or more, of which each stage has one at a time; {4 * pp} keep them busy"
         yield Finding("train.accumulate", message, hint)
-    entry = catalog("models").get(recipe.model.name) if tp * pp > 1 else None
-    options = {} if entry is None else {option.name: option.default for option in entry.options}
-    options |= recipe.model.options
-    for name in () if entry is None else entry.tp_divides:
+    yield from _of_ddp(recipe)
+    assert recipe.model is not None, "the caller has looked"
+    entry = catalog("models").get(recipe.model.name)
+    if entry is not None:
+        defaults = {option.name: option.default for option in entry.options}
+        yield from _of_options(entry, {**defaults, **recipe.model.options}, recipe.parallelism)
+
+
+def _of_ddp(recipe: Recipe) -> Iterator[Finding]:
+    """Replicas beside tp or pp are not made by DistributedDataParallel, whose options have no meaning then."""
+    entry = catalog("strategies").get("ddp")
+    if entry is None or recipe.parallelism.name != entry.name:
+        return
+    for option in entry.options:
+        value = recipe.parallelism.options.get(option.name, option.default)
+        if value != option.default and option.name not in _OF_PRODUCTS:
+            message = f"parallelism.{option.name}: {value} is of ddp alone, and parallelism has {_of_both(recipe)}"
+            yield Finding(f"parallelism.{option.name}", message, f"leave out {option.name}, or tp and pp")
+
+
+def _of_options(entry: Entry, options: Mapping[str, Any], section: ParallelismSection) -> Iterator[Finding]:
+    """What a model says of its own options: they divide by tp, they go with neither, there are as many layers."""
+    tp, pp = section.tp, section.pp
+    for name in entry.tp_divides:
         value = options.get(name)
         if isinstance(value, int) and value % tp:
             message = f"parallelism.tp: {tp} does not divide model.{name}, which is {value}"
-            fit = ", ".join(str(degree) for degree in range(1, value + 1) if value % degree == 0)
-            yield Finding("parallelism.tp", message, f"tp: one of {fit}; or {name}: {-(-value // tp) * tp}")
-    layers = None if entry is None or entry.layers is None else options.get(entry.layers)
-    if entry is not None and isinstance(layers, int) and layers < pp:
+            fit = [str(degree) for degree in range(1, value + 1) if value % degree == 0][:_SHOWN]
+            yield Finding("parallelism.tp", message, f"tp: one of {', '.join(fit)}; or {name}: {-(-value // tp) * tp}")
+    for name in entry.undivided:
+        if options.get(name):
+            message = f"model.{name}: true, and parallelism divides the model (tp {tp}, pp {pp})"
+            yield Finding(f"model.{name}", message, f"{name}: false, or tp: 1 and pp: 1")
+    layers = None if entry.layers is None else options.get(entry.layers)
+    if isinstance(layers, int) and layers < pp:
         message = f"parallelism.pp: {pp} stages, and model.{entry.layers} is {layers}: a stage has at least one"
         yield Finding("parallelism.pp", message, f"pp: {layers} at most, or {entry.layers}: {pp}")
+
+
+def _of_both(recipe: Recipe) -> str:
+    return str(Degrees(tp=recipe.parallelism.tp, pp=recipe.parallelism.pp))
 
 
 def _counts(recipe: Recipe) -> range:

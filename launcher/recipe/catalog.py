@@ -37,7 +37,7 @@ SOURCES = MappingProxyType(
 """Kind -> the decorator that names one, and the files that are read."""
 
 
-_SAID = ("TP_DIVIDES", "LAYERS")
+_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS")
 """Names of literals in the file of a model, which say what `parallelism` asks of its options."""
 
 
@@ -70,6 +70,8 @@ class Entry:
     file: Path
     tp_divides: tuple[str, ...] = ()
     """Of a model: options that `parallelism.tp` must divide; `TP_DIVIDES = ("heads",)` in its file."""
+    undivided: tuple[str, ...] = ()
+    """Of a model: options that go with neither tp nor pp, where they are true; `UNDIVIDED` in its file."""
     layers: str | None = None
     """Of a model: the option that says how many layers there are; `LAYERS = "layers"` in its file."""
     takes_any: bool = False
@@ -112,6 +114,7 @@ def make_entry(name: str, node: ast.FunctionDef, path: Path, said: Mapping[str, 
         options=tuple(_options(node, _argument_docs(doc), own=own)),
         file=path,
         tp_divides=tuple(said.get("TP_DIVIDES", ())),
+        undivided=tuple(said.get("UNDIVIDED", ())),
         layers=said.get("LAYERS"),
         takes_any=own and node.args.kwarg is not None,
     )

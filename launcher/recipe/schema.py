@@ -184,9 +184,10 @@ class ResourcesSection(Section):
     nodes: Annotated[Annotated[int, Field(ge=1, le=MAX_NODES)] | NodeRange, AfterValidator(_fixed_if_one)] = 1
     """`2`, or `1:4`: takes four nodes, goes on with as few as one when others are lost, and takes them in again."""
     nproc_per_node: Annotated[int, Field(ge=1, le=MAX_NPROC)] | Auto = "auto"
-    """Workers per node. auto = one per GPU of a node; on CPU one."""
+    """Workers per node. auto = one per GPU of a node; on CPU one, as for strategies of one process."""
     device: Annotated[str, AfterValidator(_device), Field(json_schema_extra={"pattern": DEVICE_PATTERN})] = "auto"
-    """auto = cuda where every node gets a GPU, else cpu. `cuda:1` = that GPU of each node, for one worker per node."""
+    """`auto`, `cpu`, `cuda` or `cuda:N`. auto = cuda where every node gets a GPU, else cpu. `cuda:1` = that GPU of this
+    machine, for one worker on one node; on SLURM it is SLURM that chooses."""
     alloc: Literal["default", "expandable_segments"] = "default"
     """How PyTorch holds the memory of a GPU. expandable_segments = blocks that grow: less is lost between them."""
     threads: PositiveInt | Auto = "auto"

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import pytest
 import launcher
 from launcher.planning.facts import gather_facts
 from launcher.planning.make import make_plan
+from launcher.recipe.degrees import ONE_PROCESS
 from launcher.recipe.loader import load_recipe
 from launcher.recipe.schema import SlurmSection
 
@@ -156,13 +159,34 @@ def test_no_link_is_dead(document: Path) -> None:
     assert [target for target in local if not (document.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [None, 2])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_shipped_recipe_plans(recipe: Path, nodes: int) -> None:
-    single = "strategy: single" in recipe.read_text("utf-8")
-    flags = {"resources.nodes": ("--nodes", 1 if single else nodes)}
-    plan = make_plan(load_recipe(recipe, (), flags=flags), gather_facts(), run_id="r0", runs_dir="runs")
-    assert len(plan.nodes) == (1 if single else nodes)
+def test_shipped_recipe_plans(recipe: Path, nodes: int | None) -> None:
+    """As it stands, and on two nodes if it may have many processes."""
+    wanted = nodes if load_recipe(recipe).recipe.parallelism.name not in ONE_PROCESS else None
+    loaded = load_recipe(recipe, (), flags={"resources.nodes": ("--nodes", wanted)})
+    plan = make_plan(loaded, gather_facts(), run_id="r0", runs_dir="runs")
+    assert len(plan.nodes) == (wanted or loaded.recipe.resources.nodes)
+
+
+def test_readme_of_the_recipes_lists_them_all() -> None:
+    text = (ROOT / "recipes/README.md").read_text("utf-8")
+    listed = re.findall(r"^\| `([\w.]+\.yaml)` \|", text, re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "recipes").glob("*.yaml"))
+
+
+def test_commands_in_the_head_of_a_recipe_plan() -> None:
+    """What its first lines say that one may type, as far as this machine can plan it."""
+    checked = 0
+    for recipe in RECIPES:
+        for line in re.findall(r"^#   launch (recipes/\S+\.yaml.*)$", recipe.read_text("utf-8"), re.MULTILINE):
+            words = shlex.split(re.split(r"\s{3,}", line)[0])
+            flags = {"--nodes": "resources.nodes", "--nproc-per-node": "resources.nproc_per_node"}
+            given = {flags[flag]: (flag, int(value)) for flag, value in pairwise(words) if flag in flags}
+            keys = [word for word in words[1:] if "=" in word]
+            load_recipe(ROOT / words[0], keys, flags=given)
+            checked += 1
+    assert checked > 20
 
 
 def test_recipe_of_the_readme_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,8 @@ def train(**keys: Any) -> dict[str, Any]:
 
 
 def test_degrees_are_held_against_the_world_size() -> None:
-    message, hint = problem(job(resources={"nodes": 2, "nproc_per_node": 2}, parallelism={"tp": 3}))
+    model = {"name": "mlp", "hidden": 120}
+    message, hint = problem(job(model=model, resources={"nodes": 2, "nproc_per_node": 2}, parallelism={"tp": 3}))
     assert message == ("parallelism: the world size is 4, which does not divide by tp 3 (nodes 2 x nproc_per_node 2)")
     assert hint == "nodes x nproc_per_node has to be a multiple of 3"
     message, hint = problem(job(parallelism={"dp": 2, "tp": 2}))
@@ -78,6 +79,17 @@ def test_tensor_parallel_divides_what_the_model_says() -> None:
     assert hint == "tp: one of 1, 2, 3, 6; or heads: 8"
     default = job(model={"name": "gpt"}, resources={"nproc_per_node": 3}, parallelism={"tp": 3})
     assert "model.heads, which is 4" in problem(default)[0]
+
+
+def test_options_that_go_with_no_division_of_the_model() -> None:
+    recipe = job(
+        model={"name": "gpt", "tie_weights": True},
+        resources={"nproc_per_node": 4},
+        parallelism={"tp": 2, "comm": "bf16", "bucket_cap_mb": 25},
+    )
+    tied, comm = sorted(problems(recipe), key=lambda each: each.message)
+    assert tied.message == "model.tie_weights: true, and parallelism divides the model (tp 2, pp 1)"
+    assert comm.message == "parallelism.comm: bf16 is of ddp alone, and parallelism has tp 2"
 
 
 def test_every_stage_has_a_layer_and_a_micro_batch() -> None:

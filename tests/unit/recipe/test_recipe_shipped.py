@@ -11,11 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from launcher.cli.recipes import KINDS, check, list_, schema
-from launcher.recipe.catalog import SOURCES
+from launcher.recipe.catalog import SOURCES, catalog
 from launcher.recipe.explain import field_docs
 from launcher.recipe.hints import COMMON_NAMES, WITHOUT_KEY, key_paths
 from launcher.recipe.jsonschema import PATH, PROFILE_PATH, make_profile_schema, make_schema, to_text
 from launcher.recipe.loader import load_recipe
+from launcher.recipe.reference import PATH as REFERENCE
+from launcher.recipe.reference import make_reference
 from launcher.recipe.schema import Recipe
 
 ROOT = Path(__file__).parents[3]
@@ -39,6 +41,17 @@ def test_the_first_recipe_is_the_one_of_the_readme() -> None:
 def test_schema_json_is_current() -> None:
     assert PATH.read_text("utf-8") == to_text(make_schema()), "stale: python -m launcher.recipe.jsonschema"
     assert PROFILE_PATH.read_text("utf-8") == to_text(make_profile_schema()), "stale, as above"
+
+
+def test_reference_is_current_and_has_every_key() -> None:
+    text = REFERENCE.read_text("utf-8")
+    assert text == make_reference(), "stale: make schema"
+    for path in key_paths():
+        section, _, key = path.rpartition(".")
+        heading = f"## {section}\n" if section else "## Top level\n"
+        assert f"\n| `{key}` |" in text.partition(heading)[2].partition("\n## ")[0], path
+    for kind in SOURCES:
+        assert all(f": {name}`**" in text for name in catalog(kind))
 
 
 def test_schema_json_knows_names_options_and_docs() -> None:

@@ -79,7 +79,7 @@ def test_the_record_of_a_run_with_a_target_loads_again(mine: Path, load: Load) -
         ),
         ("{target: mine.nets:small}", "4:1", ("model.width is missing; `small` needs it", "Numbers in each layer.")),
         ("{target: mine.nets:small, width: wide}", "4:41", ("model.width: 'wide' is not a whole number", "Numbers in")),
-        ("{target: mine.nets:Net, depth: 3}", "4:32", ("model.depth: `Net` has no such option", "`Net` has width")),
+        ("{target: mine.nets:Net, depth: 3}", "4:32", ("model.depth: `Net` has no such option", "(width)")),
         (
             "{target: mine.nets:smal}",
             "4:17",
