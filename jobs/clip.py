@@ -85,8 +85,10 @@ def _look(named: Sequence[tuple[str, Tensor]]) -> tuple[str, float]:
     if not grads:
         return "", 0.0
     norms = norm_of_each([grad for _, grad in grads])
-    device = norms[0].device  # `split` has several
-    squares: float = torch.stack([norm.to(device, torch.float64) for norm in norms]).square().sum().item()
+    device = norms[0].device
+    if any(norm.device != device for norm in norms):  # `split` has several
+        norms = [norm.to(device) for norm in norms]
+    squares: float = torch.stack(list(norms)).double().square().sum().item()
     if math.isfinite(squares):
         return "", squares
     # The square of a number may be too large where the number is not, so this alone decides.

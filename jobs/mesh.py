@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import torch.distributed as dist
@@ -29,7 +30,7 @@ class Grid:
     data_group: dist.ProcessGroup | None = None
     """The ranks that have the same part of the model, and other samples. None = all ranks."""
 
-    @property
+    @cached_property
     def place(self) -> dict[str, int]:
         """Coordinate on each axis."""
         rest, place = self.rank, {}

@@ -78,15 +78,21 @@ class Sampler:
 
     def share(self, samples_seen: int) -> Share:
         """The part of this rank in the step that follows."""
-        batch = self.batch(samples_seen)
-        mine = batch[self.rank :: self.world_size]
-        own = torch.split(mine, self.micro_batch_size) if len(mine) else ()
-        most = -(-len(batch) // self.world_size)  # rank 0 has so many samples
-        idle = (batch[:1],) * (-(-most // self.micro_batch_size) - len(own))
-        return Share(
-            epoch=samples_seen // self.num_samples,
-            global_count=len(batch),
-            local_count=len(mine),
-            micro_batches=(*own, *idle),
-            counted=len(own),
-        )
+        return _share(self, samples_seen)
+
+
+@lru_cache(maxsize=4)
+def _share(sampler: Sampler, samples_seen: int) -> Share:
+    """Kept: the loader asks for it, and the trainer."""
+    batch = sampler.batch(samples_seen)
+    mine = batch[sampler.rank :: sampler.world_size]
+    own = torch.split(mine, sampler.micro_batch_size) if len(mine) else ()
+    most = -(-len(batch) // sampler.world_size)  # rank 0 has so many samples
+    idle = (batch[:1],) * (-(-most // sampler.micro_batch_size) - len(own))
+    return Share(
+        epoch=samples_seen // sampler.num_samples,
+        global_count=len(batch),
+        local_count=len(mine),
+        micro_batches=(*own, *idle),
+        counted=len(own),
+    )

@@ -57,7 +57,8 @@ def note(step: int, rank: int) -> None:
     """When a step was complete."""
     if rank == 0 and step in (WARM_UP, STEPS):
         with (Path(os.environ["OUT"]) / "steps.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, "samples_seen": step * BATCH, "time": time.time()}) + "\n")
+            line = {"step": step, "samples_seen": step * BATCH, "time": time.time(), "cpu_s": time.process_time()}
+            file.write(json.dumps(line) + "\n")
 
 
 def train(batches: Batches, step: Step, rank: int) -> None:
