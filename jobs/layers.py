@@ -100,7 +100,7 @@ def recompute_layers(net: nn.Module) -> None:
     if not blocks:
         if not isinstance(net, nn.Sequential):
             raise OptionError(
-                "train.activation_checkpointing: true, and this model has neither blocks nor rows of layers"
+                "train.activation_checkpointing: true, and this model is neither blocks nor a row of layers"
             )
         _become(net, _recomputed_in_runs)
 

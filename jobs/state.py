@@ -262,8 +262,11 @@ def reasons(error: CheckpointException) -> str:
 
 
 def _memory(parameter: Tensor, meta: TensorStorageMetadata) -> Tensor:
-    """Where a slot of the optimizer is read to: sharded as its parameter is, where it has its shape."""
-    if isinstance(parameter, DTensor) and parameter.shape == meta.size:
+    """Where a slot of the optimizer is read to: sharded, and with its numbers in the order, as its parameter is.
+
+    The order counts (`channels_last`): where tensors lie differently an update takes other code, with other last bits.
+    """
+    if parameter.shape == meta.size:
         return torch.empty_like(parameter, dtype=meta.properties.dtype, requires_grad=False)
     return torch.empty(meta.size, dtype=meta.properties.dtype, device=parameter.device)
 

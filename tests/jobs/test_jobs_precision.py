@@ -127,7 +127,7 @@ def test_killed_and_resumed_in_fewer_bits_ends_with_the_same_weights(
     whole = start(tmp_path / "whole", recipe, load=load)
     assert whole.wait() == [0, 0], whole.log()
     broken = start(tmp_path / "broken", recipe, load=load)
-    broken.until(lambda: (broken.run_dir / "checkpoints" / "step-40").exists())
+    broken.until((broken.run_dir / "checkpoints" / "step-40").exists)
     broken.signal(signal.SIGKILL)
     assert 0 not in broken.wait()
     last = start(tmp_path / "broken", recipe, attempt=2, load=load)
