@@ -85,7 +85,8 @@ def measure(
         for share in range(shares):
             sums = torch.zeros_like(total)
             mine = torch.arange(share, len(samples), shares)
-            for indices in mine.split(BATCH):
+            for start in range(0, len(mine), BATCH):
+                indices = mine[start : start + BATCH]
                 inputs, targets = (tensor.to(device) for tensor in fetch[0, indices])
                 outputs = net(inputs)
                 sums[0] += task.loss(outputs, targets).double().cpu()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.trackers import Tracker, start_trackers
+from jobs.watching import DeviceFollower, StepTimes, devices_ledger, start_device_followers
 from launcher import redact
 from launcher.runs.events import EventWriter
 from launcher.runs.metrics import Record, fold_metrics
@@ -70,10 +71,12 @@ class Follower:
     def __init__(self, metrics: Path, tracker: Tracker, sent: Sent) -> None:
         self._metrics, self._tracker, self._sent = metrics, tracker, sent
         self._offset = 0
+        self.steps = StepTimes()
 
     def send(self) -> None:
         """Send the lines that are new."""
         for record in fold_metrics(self._read()):
+            self.steps.add(record.get("time", 0.0), record["step"])
             values = self._sent.new(record)
             if any("/" in name for name in values):
                 self._tracker.log(record["step"], values)
@@ -114,18 +117,23 @@ def follow(order: dict[str, Any], orders: Orders, folder: Path) -> None:
     trackers = start_trackers(order, folder)
     if order.get("upload"):
         sent_path(folder, UPLOAD).unlink(missing_ok=True)
+        devices_ledger(folder, UPLOAD).unlink(missing_ok=True)
     else:
         (folder / ORDER).write_text(json.dumps(order))  # `launch sync` gives it again
     sent = start_ledgers(trackers, folder)
     followers = [Follower(run_dir.metrics, *pair) for pair in zip(trackers, sent, strict=True)]
+    devices = start_device_followers(run_dir, trackers, folder)
     _announce(run_dir, order, trackers)
     while orders.wait(POLL_S):
-        _send_all(followers)
-    _send_all(followers)
+        _send_all(followers, devices)
+    _send_all(followers, devices, at_once=True)
     for tracker in trackers:
         tracker.finish(orders.exit_code)
     if order.get("upload"):
-        sent_path(folder, UPLOAD).replace(sent_path(folder, "wandb"))  # not before W&B has said that it has everything
+        # not before W&B has said that it has everything
+        sent_path(folder, UPLOAD).replace(sent_path(folder, "wandb"))
+        if devices_ledger(folder, UPLOAD).exists():
+            devices_ledger(folder, UPLOAD).replace(devices_ledger(folder, "wandb"))
 
 
 class Orders:
@@ -153,9 +161,10 @@ class Orders:
         return False
 
 
-def _send_all(followers: list[Follower]) -> None:
-    for follower in followers:
+def _send_all(followers: list[Follower], devices: list[DeviceFollower], *, at_once: bool = False) -> None:
+    for follower, of_devices in zip(followers, devices, strict=True):
         follower.send()
+        of_devices.send(follower.steps, at_once=at_once)
 
 
 def _announce(run_dir: RunDir, order: dict[str, Any], trackers: list[Tracker]) -> None:

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
@@ -149,7 +149,7 @@ class Operators:
         order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
         table.write_text(averages.table(sort_by=order, row_limit=_TABLE_ROWS) + "\n")
         return {
-            "shares": divide_time(recorded.events(), on_gpu=on_gpu),
+            "shares": divide_time(_events_of(recorded), on_gpu=on_gpu),
             "operators": top_operators(averages, on_gpu=on_gpu),
             "files": {"trace": trace.name, "table": table.name},
         }
@@ -162,6 +162,11 @@ class Operators:
             warnings.filterwarnings("ignore", message="Profiler won't be using warmup")
             self._profile = profile(activities=activities, schedule=wanted)
             self._profile.start()
+
+
+def _events_of(recorded: Any) -> Any:
+    """Every event; torch has no types for them."""
+    return recorded.events()
 
 
 class MemoryHistory:
@@ -193,14 +198,15 @@ class NsightRange:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._ranges = torch.autograd.profiler.emit_nvtx()
+        self._cuda: Any = torch.cuda.profiler  # torch has no types for these two
+        self._ranges = cast(Any, torch.autograd.profiler.emit_nvtx)()
 
     def warm_up(self) -> None:
         """Nothing."""
 
     def begin(self) -> None:
         """Record from here on, with the name of each operator."""
-        torch.cuda.profiler.start()
+        self._cuda.start()
         self._ranges.__enter__()
 
     def next(self) -> None:
@@ -210,7 +216,7 @@ class NsightRange:
         """Nsight writes its file by itself."""
         self._ranges.__exit__(None, None, None)
         torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
+        self._cuda.stop()
         return {"files": {"nsys": f"{self._path.name}.nsys-rep"}}
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # as its own documentation has it
 
 INPUT = "launch::input"
 """The range in which a batch is waited for."""
@@ -38,9 +38,10 @@ def divide_time(events: Iterable[Any], *, on_gpu: bool) -> dict[str, float]:
         "communication": [_interval(each) for each in found if _communicates(each, on_gpu=on_gpu)],
         "input": [_interval(each) for each in found if each.name == INPUT and not _is_on_gpu(each)],
     }
+    taken: list[Interval] = []
     whole = merged([(min(begin for begin, _ in steps), max(end for _, end in steps))])
     order = ("compute", "communication", "input") if on_gpu else ("input", "compute", "communication")
-    total, taken, shares = length(whole), [], dict.fromkeys(PARTS, 0.0)
+    total, shares = length(whole), dict.fromkeys(PARTS, 0.0)
     for part in order:
         before = length(taken)
         taken = merged([*taken, *clipped(of[part], whole[0])])

@@ -15,6 +15,7 @@ import pytest
 from jobs.metrics import MetricsLog
 from jobs.trackers import choose_mode
 from launcher.runs.events import read_events
+from launcher.runs.rundir import RunDir
 
 FAKE_WANDB = """
 import json, os, sys, time
@@ -118,6 +119,28 @@ def test_one_run_over_all_attempts_and_each_step_once(run_dir: Path, tmp_path: P
     assert calls(tmp_path, "init")[0]["config"] == {"train": {"seed": 0}}
     assert [values["step"] for values in calls(tmp_path, "log")] == [1, 2, 3, 4]
     assert calls(tmp_path, "finish") == [0, 75]
+
+
+def measured(run_dir: Path, node: int, *lines: dict[str, Any]) -> None:
+    path = RunDir(run_dir).devices(node)
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def test_what_nodes_have_measured_is_logged_once_at_the_step_of_its_time(run_dir: Path, tmp_path: Path) -> None:
+    write(run_dir, 1, 2)
+    after_s = time.time() + 1
+    measured(run_dir, 0, {"time": 1.0, "cpu/util": 5.0, "note": "no GPU"}, {"time": after_s, "gpu0/util": 98})
+    end(follow(run_dir, **fake(tmp_path)))
+    measured(run_dir, 1, {"time": after_s, "cpu/util": 7.0})
+    end(follow(run_dir, attempt=2, **fake(tmp_path)))
+    of_nodes = [values for values in calls(tmp_path, "log") if any(name.startswith("node") for name in values)]
+    assert of_nodes == [
+        {"step": 0, "node0/cpu/util": 5.0},
+        {"step": 2, "node0/gpu0/util": 98},
+        {"step": 2, "node1/cpu/util": 7.0},
+    ]
 
 
 def test_an_attempt_that_is_online_makes_up_for_those_that_were_not(
