@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from jobs.registry import optimizer, schedule
@@ -50,7 +52,22 @@ def sgd(
         nesterov: Look ahead along the momentum.
         weight_decay: Share of the weights that is added to the gradient.
     """
-    return SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, fused=True)
+    listed: list[Any] = list(parameters)
+    shared_out = any(isinstance(each, DTensor) for group in listed for each in _parameters(group))
+    return SGD(
+        listed,
+        lr=lr,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        fused=None if shared_out else True,  # torch has no rule for this one over DTensors, as it has for AdamW's
+        foreach=True if shared_out else None,
+    )
+
+
+def _parameters(listed: Any) -> Iterable[nn.Parameter]:
+    """Of one entry of an optimizer's list: a parameter, or a group of them."""
+    return listed["params"] if isinstance(listed, dict) else (listed,)
 
 
 @schedule("constant")

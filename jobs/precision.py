@@ -6,13 +6,14 @@ unscale with the update of the scale, on all ranks alike: what one of them has f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from jobs.private_torch import tell_overflow
@@ -92,6 +93,7 @@ class ScaledPrecision(Precision):
     def __init__(self, name: str, device: torch.device, scaler: GradScaler | None = None) -> None:
         super().__init__(name, device)
         self._scaler = GradScaler(device.type) if scaler is None else scaler
+        self._parts: OwnParts | None = None
 
     def scaled(self, loss: Tensor) -> Tensor:
         """Times the scale."""
@@ -99,17 +101,23 @@ class ScaledPrecision(Precision):
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide by the scale; what is not finite stays so."""
-        self._scaler.unscale_(optimizer)
+        self._scaler.unscale_(self._known(optimizer))
 
     def step(self, optimizer: Optimizer) -> None:
         """The update of the weights; gradients are finite on all ranks."""
-        self._scaler.step(optimizer)
+        self._scaler.step(self._known(optimizer))
 
     def update(self, optimizer: Optimizer, *, overflow: bool) -> None:
         """Half the scale after an overflow; twice after a long time without one."""
         if overflow:  # which this rank may know of another one only
-            tell_overflow(self._scaler, optimizer)
+            tell_overflow(self._scaler, self._known(optimizer))
         self._scaler.update()
+
+    def _known(self, optimizer: Optimizer) -> Optimizer:
+        """The optimizer as the scaler is to know it: always the same."""
+        if self._parts is None and any(isinstance(each, DTensor) for each in parameters_of(optimizer)):
+            self._parts = OwnParts(optimizer)
+        return optimizer if self._parts is None else self._parts
 
     def discard(self) -> None:
         """Forget what was found: a loss that is not finite says nothing of the scale."""
@@ -134,6 +142,39 @@ class ScaledPrecision(Precision):
         if self._device.type == "cuda":
             return ""
         return "train.precision: fp16 on a CPU is slower than fp32 and of no use but to try it out; bf16 needs no scale"
+
+
+def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """All of its parameters."""
+    return (each for group in optimizer.param_groups for each in group["params"])
+
+
+class OwnParts(Optimizer):
+    """An optimizer whose gradients are seen as what this rank has of them.
+
+    The scaler takes all gradients in one call, and torch has none for tensors and DTensors together, as tensor parallel
+    has them. What other ranks find in their parts they tell (`update`).
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:  # an optimizer by its interface alone: it has no parameters
+        self._optimizer = optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """One group: of each gradient the part of this rank, the very same memory."""
+        return [{"params": [_part(each) for each in parameters_of(self._optimizer)]}]
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """The real one's."""
+        return self._optimizer.step(*args, **kwargs)
+
+
+def _part(parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor) or not isinstance(parameter.grad, DTensor):
+        return parameter
+    part = parameter.to_local().detach()
+    part.grad = parameter.grad.to_local()
+    return part
 
 
 def make_precision(name: str, device: torch.device) -> Precision:

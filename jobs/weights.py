@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -41,6 +42,8 @@ def _whole(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def gathered(tensor: Tensor) -> Tensor:
     """A tensor whose parts are on several ranks, whole on each of them; they all ask for it."""
+    # What torch says there of speed (one gather per axis of the mesh) is of no use to anybody, once per run.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

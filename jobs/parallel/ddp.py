@@ -56,6 +56,8 @@ def ddp(
                 "parallelism.sync_batchnorm: true, on CPU, where torch has none; leave it out, or use GPUs"
             )
         net = nn.SyncBatchNorm.convert_sync_batchnorm(net)  # type: ignore[no-untyped-call]
+    if comm == "bf16" and device.type == "cpu":
+        raise OptionError("parallelism.comm: bf16 travels over NCCL alone, and this is a CPU; use fp32 or fp16 here")
     if grid.mesh is not None:
         _refuse_in_products(
             static_graph=static_graph or None,

@@ -143,6 +143,8 @@ class Pipeline(Shared):
         self._stage_net.precision, self._stage_net.after_forward = work.precision, step.forwarded
         arguments = (torch.cat(inputs),) if self._stage.index == 0 else ()
         target = torch.cat(targets) if self.is_last else None
+        if not self.is_last:
+            work.scaled(torch.zeros((), device=self._device))  # the scale of fp16 begins with the first loss
         planned.schedule.step(*arguments, target=target, return_outputs=False)
         self._stage_net.precision, self._stage_net.after_forward = nullcontext, _nothing
 
