@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING, Any
@@ -260,7 +261,9 @@ def _lines(
             if (name := redactor.found_in(text)) is not None:
                 where = redactor.text(f"{point.origins[key]}: {key}")
                 problems[(key, name)] = Problem(where=where, message=f"this holds the value of {name}")
-        if settings.keys() == keys and only_values_differ(settings) and only_values_differ(points[0].settings):
+        sharing = point.recipe.parallelism
+        differ = partial(only_values_differ, divided=sharing.tp * sharing.pp > 1)
+        if settings.keys() == keys and differ(settings) and differ(points[0].settings):
             sections = dict.fromkeys(key.partition(".")[0] for key in settings)
             recipe, values = {}, {}
             for name in sections:

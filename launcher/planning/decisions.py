@@ -12,7 +12,7 @@ from launcher.planning.codeplan import absolute
 from launcher.planning.device_options import check_device_options, check_nsys
 from launcher.planning.engine import Engine, choose_engine, of_workers
 from launcher.planning.network import Network, pick_family, resolve_network
-from launcher.planning.parallel import check_sharing
+from launcher.planning.parallel import check_sharing, holds_whole
 from launcher.planning.plan import EnvVar, NodePlan, SlurmPlan
 from launcher.planning.points import folders_of_sweep
 from launcher.planning.profiling import check_recording
@@ -157,8 +157,8 @@ def decide(
 
 
 def _rescues(recipe: Recipe, engine: str, device: str) -> bool:
-    """Whether the workers' state outlives some of them. A script keeps its own state."""
-    if recipe.is_script or engine == "torchrun":
+    """Whether the workers' state outlives some of them. A script keeps its own; parts of one cannot be kept."""
+    if recipe.is_script or engine == "torchrun" or not holds_whole(recipe):
         return False
     return device == "cpu" if recipe.faults.rescue == "auto" else recipe.faults.rescue
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.planning.codeplan import with_code
 from launcher.planning.decisions import Decisions, decide
+from launcher.planning.parallel import holds_whole
 from launcher.planning.plan import WITH_CLOCK, Limits, Plan, Value, leaves, local_agent_argv, slurm_agent_argv
 from launcher.planning.program import plan_worker
 from launcher.planning.topology import Finding, Remarks
@@ -166,6 +167,11 @@ def _hangs(recipe: Recipe, *, resumable: bool) -> dict[str, Any]:
     }
 
 
+def _why_rescue(recipe: Recipe) -> str:
+    is_cut = not recipe.is_script and not holds_whole(recipe)
+    return "auto: each rank has a part of the state alone" if is_cut else "auto"
+
+
 def _place(loaded: LoadedRecipe) -> Iterator[Value]:
     """Where it runs, where somebody said so."""
     if loaded.on is not None:
@@ -185,7 +191,7 @@ def _values(document: Mapping[str, Any], loaded: LoadedRecipe, decided: Decision
         "network.interface": (network.interface, network.interface_origin),
         "network.master_port": ("auto", "auto: a free port for each attempt"),
         "faults.grace": (f"{decided.grace_s:.0f}s", grace),
-        "faults.rescue": (decided.rescue, "auto"),
+        "faults.rescue": (decided.rescue, _why_rescue(loaded.recipe)),
         "faults.hang_timeout": ("auto", "auto: learned from the times of the steps"),
         "faults.on_hang": (_hangs(loaded.recipe, resumable=decided.resumable)["on_hang"], "auto"),
     }

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.planning.topology import Finding
 from launcher.recipe.catalog import catalog
-from launcher.recipe.degrees import ONE_PROCESS, Degrees, DegreesError, resolve_degrees
+from launcher.recipe.degrees import ONE_PROCESS, WITH_FSDP, Degrees, DegreesError, resolve_degrees
+from launcher.wording import count
 
 if TYPE_CHECKING:
     from launcher.planning.topology import Device, Remarks
@@ -34,6 +35,12 @@ def check_sharing(recipe: Recipe, device: Device, remarks: Remarks) -> None:
     found = _degrees(recipe, nproc, remarks, "" if recipe.parallelism.name in ONE_PROCESS else why)
     _check_batch(recipe, nproc, found, remarks)
     remarks.problems += _of_model(recipe)
+    remarks.problems += _of_whole_states(recipe)
+
+
+def holds_whole(recipe: Recipe) -> bool:
+    """Whether each rank of a training has all of its state, so that it can keep it without the others."""
+    return recipe.parallelism.name not in WITH_FSDP and recipe.parallelism.tp * recipe.parallelism.pp == 1
 
 
 def sharing_text(section: ParallelismSection, *, least: int, most: int, nproc: int) -> str:
@@ -47,7 +54,7 @@ def sharing_text(section: ParallelismSection, *, least: int, most: int, nproc: i
 
 
 def _degrees(recipe: Recipe, nproc: int, remarks: Remarks, why: str) -> Mapping[int, Degrees]:
-    """By the number of nodes. Where they do not fit, which is a problem, replicas are as many as there is room for."""
+    """By the number of nodes. What does not fit is a problem, and replicas are as many as there is room for then."""
     found: dict[int, Degrees] = {}
     errors: dict[int, DegreesError] = {}
     for nodes in _counts(recipe):
@@ -55,8 +62,10 @@ def _degrees(recipe: Recipe, nproc: int, remarks: Remarks, why: str) -> Mapping[
             found[nodes] = resolve_degrees(recipe.parallelism, world_size=nodes * nproc, nodes=nodes)
         except DegreesError as unfit:
             errors[nodes] = unfit
-            tp, pp = recipe.parallelism.tp, recipe.parallelism.pp
-            found[nodes] = Degrees(tp=tp, pp=pp, dp=max(1, nodes * nproc // (tp * pp)))
+            of_model = Degrees(tp=recipe.parallelism.tp, pp=recipe.parallelism.pp)
+            dp, rest = divmod(nodes * nproc, of_model.size)
+            if not rest:
+                found[nodes] = dataclasses.replace(of_model, dp=dp)
     if errors:
         *others, nodes = errors
         error = errors[nodes]
@@ -84,7 +93,7 @@ def _check_batch(recipe: Recipe, nproc: int, degrees: Mapping[int, Degrees], rem
     ranks = f"world size {shares}"
     if degrees[nodes].model > 1:
         of_model = dataclasses.replace(degrees[nodes], dp=1, fsdp=1)
-        ranks = f"{shares} data-parallel ranks (world size {degrees[nodes].size} by {of_model})"
+        ranks = f"{count(shares, 'data-parallel rank')} (world size {degrees[nodes].size} by {of_model})"
     also = f", nor with {_listed(unfit[:-1])} of {asked} nodes" if unfit[:-1] else ""
     remarks.problems.append(
         Finding(
@@ -122,6 +131,24 @@ def _of_model(recipe: Recipe) -> Iterator[Finding]:
     if entry is not None:
         defaults = {option.name: option.default for option in entry.options}
         yield from _of_options(entry, {**defaults, **recipe.model.options}, recipe.parallelism)
+
+
+def _of_whole_states(recipe: Recipe) -> Iterator[Finding]:
+    """What is kept in memory is kept by one rank alone, which has to have all of it."""
+    if holds_whole(recipe):
+        return
+    cut = (
+        f"strategy {recipe.parallelism.name}"
+        if recipe.parallelism.tp * recipe.parallelism.pp == 1
+        else _of_both(recipe)
+    )
+    if recipe.faults.rescue is True:
+        message = f"faults.rescue: true, and with {cut} no rank has all of the state, so a survivor cannot keep it"
+        yield Finding("faults.rescue", message, "rescue: auto; a restart goes on from the last checkpoint")
+    if recipe.checkpoint.memory_every is not None:
+        every = recipe.checkpoint.memory_every
+        message = f"checkpoint.memory_every: {every}, and with {cut} no rank has all of the state to put into memory"
+        yield Finding("checkpoint.memory_every", message, "leave it out; checkpoint.every saves more often")
 
 
 def _of_ddp(recipe: Recipe) -> Iterator[Finding]:

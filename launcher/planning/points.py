@@ -20,7 +20,10 @@ Line = dict[str, Any]
 _COPIED = frozenset({"model", "train", "checkpoint"})
 """Sections that planning copies into the plan and does not look at, but for the following."""
 _LOOKED_AT = frozenset(
-    {"train.accumulate", "train.compile", "train.deterministic", "train.precision", "checkpoint.init_from"}
+    {
+        *("train.accumulate", "train.compile", "train.deterministic", "train.precision"),
+        *("checkpoint.init_from", "checkpoint.memory_every"),
+    }
 )
 
 
@@ -42,13 +45,17 @@ def folders_of_sweep(run_dir: str) -> tuple[str, ...]:
     return () if parts is None else (f"{folder}/{parts[0]}",)
 
 
-def only_values_differ(settings: Mapping[str, str]) -> bool:
+def only_values_differ(settings: Mapping[str, str], *, divided: bool = False) -> bool:
     """Whether plans that differ in these keys of the recipe differ in nothing else than the recipe and the words of it.
 
-    Words that a shell would not take as they are stand in a plan in more than one spelling.
+    Words that a shell would not take as they are stand in a plan in more than one spelling. divided: the ranks share
+    the layers of the model, which asks something of its options.
     """
     return all(
-        key.partition(".")[0] in _COPIED and key not in _LOOKED_AT and shlex.quote(f"{key}={text}") == f"{key}={text}"
+        key.partition(".")[0] in _COPIED
+        and key not in _LOOKED_AT
+        and not (divided and key.startswith("model."))
+        and shlex.quote(f"{key}={text}") == f"{key}={text}"
         for key, text in settings.items()
     )
 

@@ -177,10 +177,12 @@ def test_points_are_a_group_in_wandb() -> None:
     [
         ("data.global_batch_size=8,9", "9 does not divide by 2"),
         ("train.accumulate=1,3", "8 does not divide by 6"),
+        ("model.hidden=4,5", "parallelism.tp: 2 does not divide model.hidden, which is 5"),
     ],
 )
 def test_what_planning_says_of_points_is_said_at_the_sweep(load: Load, axis: str, message: str) -> None:
-    loaded = load(axis, text=RECIPE + "resources: {nodes: 2}\n")
+    more = "resources: {nodes: 2}\n" + "parallelism: {tp: 2}\n" * axis.startswith("model")
+    loaded = load(axis, text=RECIPE + more)
     plan_of = plans(loaded, "slurm")
     with pytest.raises(RecipeError) as caught:
         list(_lines(loaded.points, plan_of(loaded.points[0]), plan_of, Place()))  # type: ignore[arg-type]

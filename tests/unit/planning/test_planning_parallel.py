@@ -92,6 +92,20 @@ def test_options_that_go_with_no_division_of_the_model() -> None:
     assert comm.message == "parallelism.comm: bf16 is of ddp alone, and parallelism has tp 2"
 
 
+def test_parts_of_a_state_are_kept_by_nobody() -> None:
+    for keys in ({"strategy": "fsdp"}, {"strategy": "hsdp"}, {"tp": 2}, {"pp": 2}):
+        recipe = job(parallelism=keys, resources={"nproc_per_node": 2}, train=train(accumulate=2))
+        made = plan(recipe, facts())
+        assert not made.rescue
+        value = next(value for value in made.values if value.key == "faults.rescue")
+        assert value.origin == "auto: each rank has a part of the state alone"
+    keys = {"faults": {"rescue": True}, "checkpoint": {"memory_every": "5 steps"}}
+    rescue, memory = problems(job(parallelism={"strategy": "fsdp"}, **keys))
+    assert rescue.message.startswith("faults.rescue: true, and with strategy fsdp no rank has all of the state")
+    assert memory.message.startswith("checkpoint.memory_every: 5 steps, and with strategy fsdp no rank has all")
+    assert plan(job(resources={"nproc_per_node": 2}, **keys), facts()).rescue
+
+
 def test_every_stage_has_a_layer_and_a_micro_batch() -> None:
     recipe = job(**GPT, resources={"nproc_per_node": 4}, parallelism={"pp": 4}, train=train(accumulate=2))
     layers, accumulate = sorted(each.message for each in problems(recipe))
