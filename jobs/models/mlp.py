@@ -12,7 +12,13 @@ TP_DIVIDES = ("hidden",)
 
 @model("mlp")
 def mlp(
-    *, in_features: int = 784, hidden: int = 128, layers: int = 2, classes: int = 10, dropout: float = 0.0
+    *,
+    in_features: int = 784,
+    hidden: int = 128,
+    layers: int = 2,
+    classes: int = 10,
+    dropout: float = 0.0,
+    inplace: bool = False,
 ) -> nn.Module:
     """A multi-layer perceptron over flattened input.
 
@@ -22,10 +28,11 @@ def mlp(
         layers: Hidden layers. 0 is a linear classifier.
         classes: Number of classes.
         dropout: Share of the hidden values that is dropped in training.
+        inplace: The activations overwrite their input: less memory, the same numbers.
     """
     modules: list[nn.Module] = [nn.Flatten()]
     width = in_features
     for _ in range(layers):
-        modules += [nn.Linear(width, hidden), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+        modules += [nn.Linear(width, hidden), nn.ReLU(inplace), *([nn.Dropout(dropout)] if dropout else [])]
         width = hidden
     return nn.Sequential(*modules, nn.Linear(width, classes))

@@ -13,6 +13,7 @@ RENAMED: tuple[tuple[str, str, tuple[int, int]], ...] = (
     ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", (2, 9)),
     ("TORCH_NCCL_TRACE_CPP_STACK", "TORCH_FR_CPP_STACK", (2, 9)),
     ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", (2, 9)),
+    ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", (2, 10)),
 )
 
 _NCCL = """

@@ -38,6 +38,11 @@ OFFLINE_ORIGIN = "auto: internet is false"
 FLIGHT_RECORDER_ON = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """So many of the newest collectives are kept, and written down when one times out."""
 
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""How PyTorch holds the memory of a GPU: the old and the new name; it reads both."""
+WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+"""With which the products of matrices of cuBLAS are deterministic."""
+
 _OWNED = (TORCHRUN_NAMES | LAUNCH_NAMES | INSTEAD.keys()) - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 
 
@@ -70,6 +75,8 @@ def worker_variables(
         variables["ACCELERATE_USE_CPU"] = EnvVar(
             name="ACCELERATE_USE_CPU", value="true", origin="auto: without it accelerate trains alone in each worker"
         )
+    if device.name == "cuda":
+        variables |= {variable.name: variable for variable in _of_a_gpu(recipe, facts, remarks)}
     if not recipe.internet:
         variables |= {variable.name: variable for variable in _offline(recipe, facts)}
     for name, value in recipe.env.items():
@@ -85,6 +92,20 @@ def worker_variables(
         name = current_name("TORCH_NCCL_ASYNC_ERROR_HANDLING", facts.torch_version)
         variables[name] = _aborted_by_us(variables[name], remarks)
     return tuple(variables[name] for name in sorted(variables))
+
+
+def _of_a_gpu(recipe: Recipe, facts: Facts, remarks: Remarks) -> Iterator[EnvVar]:
+    """What PyTorch and cuBLAS read when they take the GPU: too late for a key that the program would read."""
+    key = f"resources.alloc: {recipe.resources.alloc}"
+    if recipe.resources.alloc == "expandable_segments":
+        given = next((name for name in ALLOCATOR if name in facts.environment or name in recipe.env), None)
+        if given is None:
+            name = current_name(ALLOCATOR[-1], facts.torch_version)
+            yield EnvVar(name=name, value="expandable_segments:True", origin=f"auto: {key}")
+        else:
+            remarks.notes.append(f"{key} is not set: {given} is yours ({recipe.env.get(given, 'environment')})")
+    if recipe.train is not None and recipe.train.deterministic and WORKSPACE[0] not in facts.environment:
+        yield EnvVar(name=WORKSPACE[0], value=WORKSPACE[1], origin="auto: train.deterministic")
 
 
 def _aborted_by_us(given: EnvVar, remarks: Remarks) -> EnvVar:

@@ -88,6 +88,21 @@ def test_an_evaluation_computes_nothing_again_and_a_copy_is_its_own() -> None:
     assert isinstance(other.get_submodule("block0"), type(build("gpt").get_submodule("block0")))
 
 
+@pytest.mark.parametrize(("name", "options", "inputs"), MODELS[:3])
+def test_activations_in_place_have_the_same_bits_also_where_they_are_computed_again(
+    name: str, options: dict[str, Any], inputs: Callable[[], Tensor]
+) -> None:
+    batch = inputs()
+    outputs, grads, _, kept = trained(build(name, **options), batch)
+    for again in (False, True):
+        net = build(name, **options, inplace=True)
+        prepare(net, activation_checkpointing=again)
+        same_outputs, same_grads, _, kept_less = trained(net, batch)
+        assert torch.equal(same_outputs, outputs)
+        assert all(torch.equal(same_grads[key], grad) for key, grad in grads.items())
+        assert kept_less <= kept
+
+
 def test_images_and_convolutions_lie_channels_last_with_the_same_numbers() -> None:
     net, other = build("convnet"), build("convnet")
     lay_channels_last(other)
