@@ -72,9 +72,11 @@ def status_fields(record: RunRecord, run: RunDir) -> dict[str, Any]:
 
 def device_fields(record: RunRecord, run: RunDir) -> dict[str, Any]:
     """The newest measurement of each node, by its index; of a run that goes on."""
+    if record.state.is_final:
+        return {}
     from launcher.runs.devices import measured_nodes, newest_of
 
-    return {} if record.state.is_final else {str(node): newest_of(path) for node, path in measured_nodes(run).items()}
+    return {str(node): newest_of(path) for node, path in measured_nodes(run).items()}
 
 
 def queue_fields(record: RunRecord) -> dict[str, Any] | None:
@@ -219,11 +221,11 @@ def _reached(record: RunRecord) -> list[str]:
 
 def _measured(record: RunRecord, run: RunDir, now_s: float, shown: int | None) -> list[str]:
     """What the devices of each node do, of a run that goes on."""
+    if record.state.is_final:
+        return []
     from launcher.runs.devices import measured_nodes, newest_of
     from launcher.runs.devices_text import now_text
 
-    if record.state.is_final:
-        return []
     newest = [(node, newest_of(path)) for node, path in list(measured_nodes(run).items())[:shown]]
     return [f"  use {node}     {now_text(found, now_s=now_s)}" for node, found in newest if found is not None]
 
