@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from jobs.checkpoint import Checkpoints
@@ -16,7 +17,7 @@ from launcher.runs.rundir import RunDir
 from launcher.wording import count
 
 
-def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes: str) -> None:
+def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, *, changes: Sequence[str]) -> None:
     """Where the training starts and why there, for people and for programs."""
     step, calendar, report = trainer.progress.step, parts.calendar, parts.report
     init_from = job.recipe.checkpoint.init_from
@@ -36,8 +37,8 @@ def say_start(job: Job, parts: Parts, trainer: Trainer, choice: Choice, changes:
         report.say(choice.sentence())
     if init_from and choice.name:
         report.say(f"checkpoint.init_from ({init_from}) is not read: the run goes on from a checkpoint of its own")
-    if changes:
-        report.say(changes)
+    for change in filter(None, changes):
+        report.say(change)
     if trainer.finished and choice.memory is None:
         report.say(f"already complete: {step}/{calendar.total_steps} steps in {choice.name}")
         return

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # the first DDP or optimizer would import it: 1.2 s, in every worker at every restart
@@ -27,6 +28,7 @@ from jobs.checkpoint import Checkpoints
 from jobs.choice import Choice
 from jobs.data.base import Source
 from jobs.data.once import prepare_once
+from jobs.fit import check_fit, data_changes
 from jobs.folders import Progress, resolve_init
 from jobs.job import Job, place, read_job, run_id
 from jobs.keeper import Keeper, is_peer_lost
@@ -144,8 +146,9 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     batches = divide(
         job.data.global_batch_size, world_size=grid.degrees.data, wanted=job.train.accumulate, before=before
     )
-    checkpoints.record["batches"] = batches.to_record()
+    checkpoints.record.update(batches=batches.to_record(), samples=len(data.train))
     task = make_task(job, source)
+    check_fit(job.model, data, task)
     sampler = make_sampler(job, data, grid, batches)
     calendar = make_calendar(job, sampler)
     loader = make_loader(job, data, sampler, samples_seen=progress.samples_seen, device=device)
@@ -201,18 +204,23 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     already_complete = trainer.is_complete
     stopped = trainer.meet()
     keep_state(parts, trainer, attempt=job.attempt)  # now that rank 0 has written down what came with the state
-    say_start(job, parts, trainer, choice, batches.changes(before))
+    say_start(job, parts, trainer, choice, changes=(data_changes(choice.state, data), batches.changes(before)))
     tracking = Tracking.start(job, run_dir) if world.rank == 0 and not already_complete else None
     finished = trainer.run(stop=stopped and not already_complete)
-
-    marks.at(Phase.END, trainer.progress.step)
-    weights = weights_sha256(shared.net, grid)
-    report_end(parts, trainer, weights, previous=last_summary(run_dir) if already_complete else {})
-    leave_together()
+    weights = end(parts, trainer, previous=last_summary(run_dir) if already_complete else {})
     end_tracking(tracking, job, finished=finished)  # now that nobody waits for this rank
     if world.rank == 0:
         print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
     return 0 if finished else int(ExitCode.STOPPED)
+
+
+def end(parts: Parts, trainer: Trainer, *, previous: dict[str, Any]) -> str:
+    """Say how it ended, on all ranks together. previous: of the attempt that did the work. Returns the fingerprint."""
+    parts.marks.at(Phase.END, trainer.progress.step)
+    weights = weights_sha256(parts.net, parts.grid)
+    report_end(parts, trainer, weights, previous=previous)
+    leave_together()
+    return weights
 
 
 def end_tracking(tracking: Tracking | None, job: Job, *, finished: bool) -> None:

@@ -42,6 +42,8 @@ class Data:
 
     train: Samples
     evaluation: Samples | None = None
+    classes: int | None = None
+    """How many different targets there may be, where these are classes or tokens."""
 
 
 class Source(Protocol):

@@ -77,7 +77,7 @@ class Cifar10:
     def load(self) -> Data:
         """Read the files into memory."""
         train, held_out = self._read(TRAIN), self._read(HELD_OUT)
-        return Data(Photographs(*train, crop=self.crop, flip=self.flip), Photographs(*held_out))
+        return Data(Photographs(*train, crop=self.crop, flip=self.flip), Photographs(*held_out), classes=10)
 
     def _read(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
         raw = np.concatenate([_rows(self.home / name) for name in names])

@@ -76,10 +76,9 @@ class ImageFolder:
         else:
             held_out = {name: files[: int(len(files) * self.eval_share)] for name, files in by_class.items()}
             by_class = {name: files[len(held_out[name]) :] for name, files in by_class.items()}
+        train = Images(classes, by_class, size=self.size, augment=self.augment)
         evaluation = Images(classes, held_out, size=self.size)
-        return Data(
-            Images(classes, by_class, size=self.size, augment=self.augment), evaluation if len(evaluation) else None
-        )
+        return Data(train, evaluation if len(evaluation) else None, classes=len(classes))
 
 
 class Images:

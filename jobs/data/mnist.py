@@ -70,7 +70,7 @@ class Mnist:
 
     def load(self) -> Data:
         """Read the four files into memory."""
-        return Data(self._read("train"), self._read("t10k"))
+        return Data(self._read("train"), self._read("t10k"), classes=10)
 
     def _read(self, part: str) -> TensorSamples:
         images = read_idx(self.folder / f"{part}-images-idx3-ubyte.gz").unsqueeze(1)

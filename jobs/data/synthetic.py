@@ -78,7 +78,8 @@ class Synthetic:
         make = self._tokens if self.kind == "tokens" else self._vectors
         samples = make(generator, self.samples + self.eval_samples)
         train = samples(slice(0, self.samples))
-        return Data(train, samples(slice(self.samples, None)) if self.eval_samples else None)
+        held_out = samples(slice(self.samples, None)) if self.eval_samples else None
+        return Data(train, held_out, classes=None if self.kind == "regression" else self.classes)
 
     def _vectors(self, generator: torch.Generator, count: int) -> Callable[[slice], Samples]:
         inputs = torch.randn(count, *self.shape, generator=generator)

@@ -113,7 +113,8 @@ class Text:
         tokens = np.memmap(self.tokens / "tokens.bin", dtype=record["dtype"], mode="r", shape=(count,))
         first = count - int(count * self.eval_share)
         held_out = TokenWindows(tokens[first:], self.context)
-        return Data(TokenWindows(tokens[:first], self.context), held_out if len(held_out) else None)
+        train = TokenWindows(tokens[:first], self.context)
+        return Data(train, held_out if len(held_out) else None, classes=record["vocabulary"])
 
     def files(self) -> list[Path]:
         """The files of text, by their names. Raises DataError where there are none."""

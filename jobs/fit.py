@@ -1,0 +1,57 @@
+"""Whether the data goes with the model, and with what the checkpoint was trained on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from jobs import registry
+from jobs.data.base import Data
+from jobs.registry import OptionError
+from jobs.tasks.base import Task
+from jobs.tasks.classification import Classification
+from jobs.tasks.language_modelling import LanguageModelling
+from launcher.recipe.schema import ModelSection
+
+_CLASSES, _TOKENS = ("classes", "outputs"), ("vocabulary", "outputs")
+"""Options of models that say how many classes or tokens they know."""
+SAMPLES = "samples"
+"""In the record of a checkpoint: how many there were to train on."""
+
+
+def check_fit(section: ModelSection, data: Data, task: Task) -> None:
+    """Raise OptionError where the model knows fewer classes or tokens than the data has.
+
+    Without this the run ends somewhere in torch: with an index out of range, on a GPU with an assertion of a kernel.
+    """
+    if data.classes is None or section.target is not None:
+        return
+    if not isinstance(task, Classification | LanguageModelling):
+        return
+    options = _with_defaults(section)
+    is_text = isinstance(task, LanguageModelling)
+    word = "tokens" if is_text else "classes"
+    problems = [
+        f"model.{key}: {options[key]:,}, and the data has {data.classes:,} {word}; make it {data.classes}"
+        for key in (_TOKENS if is_text else _CLASSES)
+        if key in options and options[key] < data.classes
+    ]
+    if problems:
+        raise OptionError("\n".join(problems))
+
+
+def data_changes(state: Mapping[str, Any], data: Data) -> str:
+    """What a run that goes on from a checkpoint with this state.json says of its data; empty where it is the same."""
+    before, now = state.get(SAMPLES), len(data.train)
+    if before is None or before == now:
+        return ""
+    return (
+        f"THE DATA IS NOT THE SAME: {now:,} samples to train on, and the checkpoint was trained on {before:,}; "
+        f"the order of the samples is another one from here on"
+    )
+
+
+def _with_defaults(section: ModelSection) -> dict[str, Any]:
+    parameters = inspect.signature(registry.find("model", section.name)).parameters
+    return {name: section.options.get(name, parameter.default) for name, parameter in parameters.items()}

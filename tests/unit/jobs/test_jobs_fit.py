@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.data.base import Data
+from jobs.fit import check_fit, data_changes
+from jobs.registry import OptionError
+from jobs.tasks.base import Task
+from jobs.tasks.classification import classification
+from jobs.tasks.language_modelling import language_modelling
+from jobs.tasks.regression import regression
+from launcher.recipe.schema import ModelSection
+
+SAMPLES: Any = range(50)
+
+
+def check(task: Task, classes: int | None, model: dict[str, Any]) -> None:
+    check_fit(ModelSection.model_validate(model), Data(SAMPLES, classes=classes), task)
+
+
+@pytest.mark.parametrize(
+    ("task", "classes", "model"),
+    [
+        (language_modelling(), 256, {"name": "gpt"}),
+        (language_modelling(), 100, {"name": "lstm", "vocabulary": 256, "outputs": 256}),
+        (classification(), 10, {"name": "lstm", "outputs": 10}),
+        (classification(), 10, {"name": "mlp"}),
+        (regression(), 10, {"name": "mlp", "classes": 3}),
+        (classification(), None, {"name": "mlp", "classes": 3}),
+        (classification(), 10, {"target": "mine:net", "classes": 3}),
+    ],
+)
+def test_a_model_for_as_many_classes_as_the_data_has_goes(task: Task, classes: int | None, model: Any) -> None:
+    check(task, classes, model)
+
+
+@pytest.mark.parametrize(
+    ("task", "classes", "model", "lines"),
+    [
+        (
+            language_modelling(),
+            50_257,
+            {"name": "gpt"},
+            ["model.vocabulary: 256, and the data has 50,257 tokens; make it 50257"],
+        ),
+        (
+            language_modelling(),
+            300,
+            {"name": "lstm", "vocabulary": 256, "each_step": True},
+            [
+                "model.vocabulary: 256, and the data has 300 tokens; make it 300",
+                "model.outputs: 1, and the data has 300 tokens; make it 300",
+            ],
+        ),
+        (
+            classification(),
+            1000,
+            {"name": "resnet18"},
+            ["model.classes: 10, and the data has 1,000 classes; make it 1000"],
+        ),
+    ],
+)
+def test_a_model_for_fewer_is_refused_with_both_numbers(task: Task, classes: int, model: Any, lines: list[str]) -> None:
+    with pytest.raises(OptionError) as caught:
+        check(task, classes, model)
+    assert str(caught.value).splitlines() == lines
+
+
+def test_other_data_than_the_checkpoint_had_is_said() -> None:
+    assert data_changes({"samples": 50}, Data(SAMPLES)) == ""
+    assert data_changes({}, Data(SAMPLES)) == ""
+    text = data_changes({"samples": 60_000}, Data(SAMPLES))
+    assert "50 samples to train on, and the checkpoint was trained on 60,000" in text
