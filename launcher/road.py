@@ -21,6 +21,7 @@ from launcher import redact
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import EXECUTORS, Executor, JobRef, get_executor
 from launcher.recipe.paths import expanded, is_file
+from launcher.recipe.scalars import is_null
 from launcher.recipe.whereto import Whereto, find_place, said_where
 from launcher.runs.create import create, discard, new_run_id, record_event, resolved_recipe
 
@@ -340,7 +341,10 @@ def is_sweep(request: Request) -> bool:
 
     A run starts to import torch before its recipe is read, which a sweep has no use for.
     """
-    if request.sweep or any(override.startswith(("sweep.", "sweep=")) for override in request.overrides):
+    said = [override.partition("=") for override in request.overrides if override.startswith(("sweep.", "sweep="))]
+    if said and said[-1][0] == "sweep" and is_null(said[-1][2].strip()) and not request.sweep:
+        return False  # `sweep=null`: the recipe alone
+    if request.sweep or said:
         return True
     path = Path(request.target)
     for _ in range(2):  # a recipe, and the one that it extends

@@ -114,7 +114,9 @@ def prepare_sweep(request: Request, *, command: Sequence[str], dry_run: bool = F
     refuse_idle_flags(request, executor.name)
     _refuse_what_is_for_one_run(loaded, executor, place.name)
     points, section = loaded.points, loaded.recipe.sweep
-    assert section is not None, "a request without a sweep goes another way"
+    if section is None:
+        message = "sweep: null, where the text of the recipe has a sweep"
+        raise RecipeError([Problem(where=loaded.where("sweep"), message=message, hint="leave the key out")])
     root = str(runs_root(request.runs_dir, loaded.recipe.runs_dir, os.environ))
     facts = facts_with_code(loaded, place, executor.name, root)
     sweep_id = new_run_id(loaded.recipe.name, now=datetime.now(), random=SystemRandom())

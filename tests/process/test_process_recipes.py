@@ -1,6 +1,6 @@
 """Each shipped recipe that trains a model is trained, a little: what it says goes together.
 
-Sizes are cut down, the rest is as it is shipped. mnist_ddp is the demo, which other tests train to the end.
+Sizes are cut down, the rest is as it is shipped.
 """
 
 from __future__ import annotations
@@ -35,27 +35,23 @@ TRAINED = {
     "gpt_ddp": (*TOKENS, "resources.nproc_per_node=2"),
     "gpt_fsdp": (*TOKENS, "resources.nproc_per_node=2"),
     "gpt_3d": TOKENS,
+    "synthetic_bf16": ("model.hidden=16", "resources.nproc_per_node=2"),
+    "mnist_sweep": ("model.hidden=16", "sweep=null"),
 }
 """Recipe -> what is smaller than in it."""
-ELSEWHERE = {
-    "mnist_ddp": "tests/unit/test_docs.py",
-    "mnist_mlp": "tests/unit/test_docs.py",
-    "mnist_sweep": "tests/process/test_process_sweep.py",
-    "synthetic_bf16": "tests/process/test_process_recipes.py",
-}
-"""Recipe -> where it is trained. The one of bf16 is, by its two ranks, below."""
+IN_DOCUMENTS = {"mnist_ddp", "mnist_mlp"}
+"""Those that commands of README.md train, which tests/unit/test_docs.py runs."""
 
 
 def test_every_recipe_of_a_model_is_trained_somewhere() -> None:
     of_models = {path.stem for path in RECIPES.glob("*.yaml") if not load_recipe(path).recipe.is_script}
-    assert of_models == {*TRAINED, *ELSEWHERE}
+    assert of_models == {*TRAINED, *IN_DOCUMENTS}
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
-@pytest.mark.parametrize("name", [*TRAINED, "synthetic_bf16"])
+@pytest.mark.parametrize("name", TRAINED)
 def test_recipe_trains(name: str, tmp_path: Path) -> None:
-    keys = TRAINED.get(name, ("resources.nproc_per_node=2", "model.hidden=16"))
-    argv = [LAUNCH, str(RECIPES / f"{name}.yaml"), *BRIEF, *keys, "--runs-dir", str(tmp_path), "--json"]
+    argv = [LAUNCH, str(RECIPES / f"{name}.yaml"), *BRIEF, *TRAINED[name], "--runs-dir", str(tmp_path), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((Path(json.loads(done.stdout.splitlines()[-1])["run_dir"]) / "result.json").read_text())

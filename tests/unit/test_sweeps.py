@@ -207,6 +207,8 @@ def test_tasks_of_an_array_ask_for_the_same(load: Load) -> None:
         ("extends: b.yaml\nname: x\n", (), True),
         (RECIPE, ("sweep.max_parallel=1",), True),
         ("extra: |\n  sweep: no\n", (), False),
+        (RECIPE + "sweep: {}\n", ("sweep=null",), False),
+        (RECIPE, ("sweep=null", "sweep.max_parallel=1"), True),
     ],
 )
 def test_a_sweep_is_told_from_a_run_by_the_text(
