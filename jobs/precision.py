@@ -159,7 +159,7 @@ class OwnParts(Optimizer):
     def __init__(self, optimizer: Optimizer) -> None:  # an optimizer by its interface alone: it has no parameters
         self._optimizer = optimizer
 
-    @property
+    @property  # type: ignore[override]
     def param_groups(self) -> list[dict[str, Any]]:
         """One group: of each gradient the part of this rank, the very same memory."""
         return [{"params": [_part(each) for each in parameters_of(self._optimizer)]}]

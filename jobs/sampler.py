@@ -86,9 +86,10 @@ def _share(sampler: Sampler, samples_seen: int) -> Share:
     """Kept: the loader asks for it, and the trainer."""
     batch = sampler.batch(samples_seen)
     mine = batch[sampler.rank :: sampler.world_size]
-    own = torch.split(mine, sampler.micro_batch_size) if len(mine) else ()
     most = -(-len(batch) // sampler.world_size)  # rank 0 has so many samples
-    idle = (batch[:1],) * (-(-most // sampler.micro_batch_size) - len(own))
+    count = -(-most // sampler.micro_batch_size)
+    own = torch.tensor_split(mine, min(count, len(mine))) if len(mine) else ()  # evenly: none is left with one
+    idle = (batch[:2],) * (count - len(own))  # a batch norm wants two
     return Share(
         epoch=samples_seen // sampler.num_samples,
         global_count=len(batch),

@@ -47,6 +47,12 @@ class Shared:
     """Whether a forward needs the other ranks: then all make equally many of them in an evaluation."""
     elsewhere: frozenset[str] | None = None
     """Names of the parameters and buffers that other ranks have, and this one not; None: every rank has all names."""
+    sums_gradients = False
+    """Whether the gradients are sums over the ranks, and not means."""
+    gradients: Tensor | None = None
+    """All of this rank in one row, where they lie so."""
+    carrier: Tensor | None = None
+    """Numbers that are summed over the ranks together with the gradients, where there are such."""
     remarks: tuple[str, ...] = ()
     """What is to be said at the start of a training."""
 

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from jobs.mesh import Grid
 from jobs.parallel.base import Shared
 from jobs.parallel.mixed import mix, shard_layers
+from jobs.parallel.row import Row, fits_row
 from jobs.registry import OptionError, strategy
 
 NOT_EXACT = (
@@ -34,6 +35,8 @@ def ddp(
     powersgd_start: int = 1000,
 ) -> Shared:
     """Each rank holds the whole model and a share of the batch; gradients are averaged (DistributedDataParallel).
+
+    The gradients of a small model on CPUs (1 MiB at most) travel in one row, without it: faster, with the same sums.
 
     With `tp` or `pp` the replicas are made by FSDP2 over ranks of which each holds all of its part: of torch's public
     ways it is the one that knows of layers that are shared out. It has none of the options below but `sync_batchnorm`.
@@ -65,6 +68,9 @@ def ddp(
             comm=comm if comm != "fp32" else None,
         )
         return mix(net, grid, device, shard=lambda layers: shard_layers(layers, grid))
+    is_plain = comm == "fp32" and bucket_cap_mb == 25 and not (static_graph or find_unused_parameters)
+    if is_plain and fits_row(net, device):
+        return Row(net, ranks=grid.degrees.size)
     wrapped = DistributedDataParallel(
         net.to(device),
         device_ids=[device.index] if device.type == "cuda" else None,

@@ -43,6 +43,10 @@ def mix(net: nn.Module, grid: Grid, device: torch.device, *, shard: Shard, sync_
     """
     if grid.mesh is None:  # one rank is all there is
         return Shared(net.to(device))
+    if grid.degrees.tp > 1:
+        from jobs.parallel.tensor import check_plan
+
+        check_plan(net, grid.degrees.tp)  # the whole of it: a stage may have nothing to share out
     if grid.degrees.pp > 1:
         from jobs.parallel.pipeline import Pipeline, cut
 

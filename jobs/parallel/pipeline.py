@@ -41,7 +41,7 @@ class StageLayers(nn.Sequential):
         with self.precision():
             outputs: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
         self.after_forward()
-        return outputs.float() if outputs.is_floating_point() else outputs
+        return _between(outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Shapes:
                 before = value
                 for layer in self._layers[part.start : part.stop]:
                     value = layer(value)
-                value = value.float() if value.is_floating_point() else value
+                value = _between(value)
         return before, value
 
 
@@ -157,7 +157,7 @@ class Pipeline(Shared):
         outputs: Tensor = self.net(inputs)
         if self.is_last:
             return outputs
-        dist.send(outputs.contiguous(), group=self._group, group_dst=self._stage.index + 1)
+        dist.send(outputs, group=self._group, group_dst=self._stage.index + 1)
         return None
 
     def _planned(self, count: int, like: Tensor) -> _Planned:
@@ -238,6 +238,11 @@ def _fill(batch: Batch, size: int) -> Iterator[Tensor]:
     for tensor in batch:
         missing = size - len(tensor)
         yield torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) if missing else tensor
+
+
+def _between(outputs: Tensor) -> Tensor:
+    """As it goes from one stage to the next."""
+    return (outputs.float() if outputs.is_floating_point() else outputs).contiguous()
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -25,20 +25,13 @@ _KEEPS_COLUMNS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.LeakyReLU, 
 
 
 def share_layers(net: nn.Module, grid: Grid) -> Plan:
-    """Share out the layers of a network along `tp`, in place; names stay as they are. Returns what was done.
+    """Share out the layers of a network, or of a stage, along `tp`, in place; names stay as they are.
 
-    Every rank must have the same network: each takes its part of it, and nothing travels. Raises OptionError where
-    nothing can be shared out, or where the sizes do not divide.
+    Every rank must have the same network: each takes its part of it, and nothing travels. Returns what was done.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = find_plan(net)
-    if not plan and grid.degrees.pp == 1:  # a stage may have none
-        raise OptionError(
-            f"parallelism.tp: {grid.degrees.tp}, and the model has no layers that can be shared out: no pairs of "
-            "linear layers, and no tp_plan()"
-        )
-    check_divides(net, plan, grid.degrees.tp)
     styles = {COLWISE: ColwiseParallel, ROWWISE: RowwiseParallel}
     for name, style in plan.items():
         layer = net.get_submodule(name)
@@ -76,8 +69,14 @@ def _pairs(layers: nn.Sequential) -> Iterator[tuple[str, str]]:
             first = None
 
 
-def check_divides(net: nn.Module, plan: Plan, tp: int) -> None:
-    """Raise OptionError, with every layer, where the ranks would not get equal parts."""
+def check_plan(net: nn.Module, tp: int) -> None:
+    """Raise OptionError where nothing can be shared out, or the ranks would not get equal parts: with every layer."""
+    plan = find_plan(net)
+    if not plan:
+        raise OptionError(
+            f"parallelism.tp: {tp}, and the model has no layers that can be shared out: no pairs of linear layers, and "
+            "no tp_plan()"
+        )
     problems = []
     for name, style in plan.items():
         layer = net.get_submodule(name)

@@ -19,7 +19,7 @@ from jobs.parallel.base import Pass, Shared
 from jobs.parallel.mixed import layers_of
 from jobs.parallel.pipeline import Shapes, cut
 from jobs.parallel.split import Split
-from jobs.parallel.tensor import check_divides, find_plan
+from jobs.parallel.tensor import check_plan, find_plan
 from jobs.registry import OptionError
 from jobs.sampler import Sampler
 from launcher.recipe.degrees import Degrees
@@ -75,8 +75,10 @@ def test_sizes_that_do_not_divide_are_all_named() -> None:
     with pytest.raises(
         OptionError, match=r"tp: 2 does not divide all layers: layer 1 has 9 outputs; layer 3 has 9 inp"
     ):
-        check_divides(net, find_plan(net), 2)
-    check_divides(net, find_plan(net), 3)
+        check_plan(net, 2)
+    check_plan(net, 3)
+    with pytest.raises(OptionError, match="no layers that can be shared out"):
+        check_plan(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), 2)
 
 
 @pytest.mark.parametrize("make", [lambda: mlp(layers=3), lambda: gpt(layers=3, width=8, heads=2)])
