@@ -166,7 +166,11 @@ def _of_ddp(recipe: Recipe) -> Iterator[Finding]:
 def _of_options(entry: Entry, options: Mapping[str, Any], section: ParallelismSection) -> Iterator[Finding]:
     """What a model says of its own options: they divide by tp, they go with neither, there are as many layers."""
     tp, pp = section.tp, section.pp
-    for name in entry.tp_divides:
+    if tp > 1 and entry.tp_divides is None:
+        able = ", ".join(name for name, each in catalog("models").items() if each.tp_divides is not None)
+        message = f"parallelism.tp: {tp}, and `{entry.name}` has no layers that several ranks could compute together"
+        yield Finding("parallelism.tp", message, f"tp: 1; models that have: {able}")
+    for name in entry.tp_divides or ():
         value = options.get(name)
         if isinstance(value, int) and value % tp:
             message = f"parallelism.tp: {tp} does not divide model.{name}, which is {value}"

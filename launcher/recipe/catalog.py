@@ -68,8 +68,9 @@ class Entry:
     """First sentence of the docstring."""
     options: tuple[Option, ...]
     file: Path
-    tp_divides: tuple[str, ...] = ()
-    """Of a model: options that `parallelism.tp` must divide; `TP_DIVIDES = ("heads",)` in its file."""
+    tp_divides: tuple[str, ...] | None = None
+    """Of a model: options that `parallelism.tp` must divide; `TP_DIVIDES = ("heads",)` in its file. None: it has no
+    layers that tp could share out, as far as its file says."""
     undivided: tuple[str, ...] = ()
     """Of a model: options that go with neither tp nor pp, where they are true; `UNDIVIDED` in its file."""
     layers: str | None = None
@@ -113,7 +114,7 @@ def make_entry(name: str, node: ast.FunctionDef, path: Path, said: Mapping[str, 
         description=_first_sentence(doc),
         options=tuple(_options(node, _argument_docs(doc), own=own)),
         file=path,
-        tp_divides=tuple(said.get("TP_DIVIDES", ())),
+        tp_divides=tuple(said["TP_DIVIDES"]) if "TP_DIVIDES" in said else None,
         undivided=tuple(said.get("UNDIVIDED", ())),
         layers=said.get("LAYERS"),
         takes_any=own and node.args.kwarg is not None,

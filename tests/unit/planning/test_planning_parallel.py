@@ -81,6 +81,13 @@ def test_tensor_parallel_divides_what_the_model_says() -> None:
     assert "model.heads, which is 4" in problem(default)[0]
 
 
+def test_models_that_tensor_parallel_cannot_share_out() -> None:
+    message, hint = problem(job(model={"name": "resnet18"}, resources={"nproc_per_node": 2}, parallelism={"tp": 2}))
+    assert message == "parallelism.tp: 2, and `resnet18` has no layers that several ranks could compute together"
+    assert hint == "tp: 1; models that have: convnet, gpt, mlp"
+    assert plan(job(model={"name": "resnet18"}), facts()).world_size == 1
+
+
 def test_options_that_go_with_no_division_of_the_model() -> None:
     recipe = job(
         model={"name": "gpt", "tie_weights": True},
