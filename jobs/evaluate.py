@@ -21,9 +21,10 @@ from torch import nn
 
 from jobs import registry
 from jobs.data.base import DataError, Samples
-from jobs.evaluation import BATCH
+from jobs.evaluation import batch_size
 from jobs.folders import progress_of, read_state
 from jobs.job import Job, job_alone
+from jobs.layers import lay_channels_last
 from jobs.loader import Fetch
 from jobs.making import make_model, make_task
 from jobs.manifest import BrokenError, verify
@@ -55,6 +56,8 @@ def evaluate_checkpoint(order: Order) -> dict[str, Any]:
     if samples is None or not len(samples):
         raise DataError(f"data: {job.data.name} has no held-out samples")
     net = make_model(job).to(device)
+    if job.train.channels_last:
+        lay_channels_last(net)
     restore_model(net, folder, None)
     around = make_precision(job.train.precision, device).around_forward
     shares = _shares(job, folder, order["nproc_per_node"])
@@ -79,14 +82,15 @@ def measure(
     A sum of numbers depends on their order in its last bits: with the same shares it is the one of the training.
     """
     fetch = Fetch(samples, seed=0)
+    batch = batch_size(task, fetch)
     total = torch.zeros(1 + len(task.measures), dtype=torch.float64)
     net.eval()
     with torch.inference_mode(), around_forward():
         for share in range(shares):
             sums = torch.zeros_like(total)
             mine = torch.arange(share, len(samples), shares)
-            for start in range(0, len(mine), BATCH):
-                indices = mine[start : start + BATCH]
+            for start in range(0, len(mine), batch):
+                indices = mine[start : start + batch]
                 inputs, targets = (tensor.to(device) for tensor in fetch[0, indices])
                 outputs = net(inputs)
                 sums[0] += task.loss(outputs, targets).double().cpu()

@@ -20,6 +20,11 @@ TOKENS = 8192
 """Of a batch of sequences: the scores of each token, one for each of the vocabulary, take the memory."""
 
 
+def batch_size(task: Task, fetch: Fetch) -> int:
+    """Samples that are evaluated at once."""
+    return BATCH if task.unit is None else max(1, TOKENS // fetch[0, torch.zeros(1, dtype=torch.int64)][1].numel())
+
+
 def evaluate(
     shared: Shared,
     task: Task,
@@ -36,7 +41,7 @@ def evaluate(
     shares = grid.degrees.data
     mine = torch.arange(grid.data_rank, len(samples), shares)
     idle = torch.zeros(1, dtype=torch.int64)
-    batch = BATCH if task.unit is None else max(1, TOKENS // fetch[0, idle][1].numel())
+    batch = batch_size(task, fetch)
     sums = torch.zeros(1 + len(task.measures), dtype=torch.float64)
     shared.net.eval()
     with torch.inference_mode(), precision:

@@ -63,7 +63,8 @@ def record_memory_history() -> None:
 
 def dump_memory_history(path: Path) -> None:
     """Write what was noted, for pytorch.org/memory_viz, and note no more."""
-    torch.cuda.memory._dump_snapshot(str(path))
+    memory: Any = torch.cuda.memory  # torch has no types for the first of these
+    memory._dump_snapshot(str(path))
     torch.cuda.memory._record_memory_history(enabled=None)
 
 
