@@ -115,7 +115,7 @@ def _entry(names: Sequence[str], body: Sequence[ast.stmt], file: Path) -> Entry 
         is_open = any(_is_open(node) for node in body)
         return None if is_open else TargetFault(f"there is no {first} in {file}", did_you_mean(first, known))
     node = known[first]
-    if rest or (isinstance(node, ast.FunctionDef) and node.decorator_list):
+    if rest or (isinstance(node, ast.FunctionDef) and not all(map(_leaves_it, node.decorator_list))):
         return None
     if isinstance(node, ast.ClassDef):
         made = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
@@ -124,6 +124,12 @@ def _entry(names: Sequence[str], body: Sequence[ast.stmt], file: Path) -> Entry 
         made.args.args = made.args.args[1:]
         return make_entry(first, made, file, {}, own=True)
     return make_entry(first, node, file, {}, own=True) if isinstance(node, ast.FunctionDef) else None
+
+
+def _leaves_it(decorator: ast.expr) -> bool:
+    """Whether a decorator is one of jobs/registry.py, which leave a function as it is."""
+    called = decorator.func if isinstance(decorator, ast.Call) else None
+    return (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in ("model", "dataset")
 
 
 def _named(node: ast.stmt) -> list[str]:

@@ -43,6 +43,10 @@ class Net:
 
 @torch_of_another_world.decorate
 def decorated(): ...
+
+
+@model("ours")
+def ours(*, width: int = 3): ...
 '''
 
 BEGIN = "name: demo\ndata: {name: synthetic, global_batch_size: 8}\ntrain: {until: 2 epochs}\n"
