@@ -37,10 +37,10 @@ class Use:
     reserved: int | None = None
     """What torch holds of a GPU for tensors, in use or not, at its peak; None on a CPU."""
 
-    def to_record(self) -> dict[str, float]:
-        """For the metrics and the summary."""
-        values: dict[str, float] = {"memory/used_bytes": self.now, "memory/peak_bytes": self.peak}
-        return values if self.reserved is None else {**values, "memory/reserved_bytes": self.reserved}
+    def to_record(self) -> dict[str, int]:
+        """By the names that the summary has, and the metrics with `memory/` before them."""
+        values = {"used_bytes": self.now, "peak_bytes": self.peak}
+        return values if self.reserved is None else {**values, "reserved_bytes": self.reserved}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,12 @@ class Trainer:
             asynchronous=parts.asynchronous,
             max_failed=parts.max_failed_saves,
         )
-        self._agreement = Agreement(parts.stop, parts.report.written, has_trouble=lambda: self._saving.has_trouble)
+        self._agreement = Agreement(
+            parts.stop,
+            parts.report.written,
+            has_trouble=lambda: self._saving.has_trouble,
+            carrier=parts.shared.carrier,
+        )
         self._saved = saved
         """Whether the state of this moment is on disk."""
         self._owes_save = owes_save
@@ -129,9 +134,13 @@ class Trainer:
         """How long the steps of this rank waited for their samples in all, and what to do about it."""
         return self._starving.to_record(self.times.train_s)
 
-    def resources_told(self) -> dict[str, Any]:
-        """For the summary: the memory of this rank, and what torch.compile has made; None where it made nothing."""
-        return {"memory": measure_use(self._parts.device).to_record(), "compiled": compiled_record(self._graphs)}
+    def memory_told(self) -> dict[str, int]:
+        """The memory of this rank, in bytes."""
+        return measure_use(self._parts.device).to_record()
+
+    def compiled_told(self) -> dict[str, float] | None:
+        """What torch.compile has made; None where it made nothing."""
+        return compiled_record(self._graphs)
 
     def _trained_s(self) -> float:
         return time.perf_counter() - self._begun_s - self.times.eval_s - self.times.save_s
@@ -214,7 +223,7 @@ class Trainer:
             self._saved = False
             norm = round(self._gradients.norm, 6)
             self._record(loss, {"samples_seen": seen, "train/lr": self._lr, "train/grad_norm": norm})
-        self._parts.optimizer.zero_grad(set_to_none=True)
+        self._gradients.clear()
         return agreed.stop
 
     def _changing(self) -> AbstractContextManager[None]:
@@ -240,7 +249,7 @@ class Trainer:
             self._saved = False
             values = {"skipped": 1, "train/loss": loss, "samples_seen": seen, "train/lr": self._lr}
             parts.report.metrics(step, {**values, "train/scale": scale})
-        parts.optimizer.zero_grad(set_to_none=True)
+        self._gradients.clear()
         self._rate.add(share.global_count)
         place = f"overflow at step {step}: {problem}, at scale {scale:,g}"
         if scale / 2 < LEAST_SCALE:
@@ -251,7 +260,7 @@ class Trainer:
     def _leave_out(self, problem: str, share: Share) -> None:
         """Do what the recipe says of a step whose loss or gradients are not finite; the same on every rank."""
         parts, before = self._parts, self.progress
-        parts.optimizer.zero_grad(set_to_none=True)
+        self._gradients.clear()
         step, seen = before.step + 1, before.samples_seen + share.global_count
         place = f"{problem} at step {step} (samples_seen {seen})"
         if parts.on_nan == "stop":
@@ -336,9 +345,16 @@ class Trainer:
         scale = self._parts.precision.scale
         use = self._memory.look(step)
         if growth := self._memory.growth:
-            self._parts.report.event("memory_grows", **dataclasses.asdict(growth))
+            self._parts.report.event(
+                "memory_grows",
+                from_step=growth.from_step,
+                to_step=growth.to_step,
+                from_bytes=growth.from_bytes,
+                to_bytes=growth.to_bytes,
+            )
             self._parts.report.say(growth.sentence())
-        return use.to_record() | ({} if scale is None else {"train/scale": scale})
+        memory = {f"memory/{name}": value for name, value in use.to_record().items()}
+        return memory | ({} if scale is None else {"train/scale": scale})
 
     def _evaluate(self) -> bool:
         """Evaluate, on all ranks. Returns False where a stop was agreed on meanwhile."""

@@ -10,7 +10,7 @@ from launcher.errors import ExitCode
 from launcher.runs.report import exit_text, failure_page, newest_saved, total_time_s
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import RunState
-from launcher.wording import count, duration
+from launcher.wording import count, duration, size
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
@@ -39,6 +39,7 @@ def final_block(
             _progress(record, result, plan),
             _times(result),
             str((result.get("input") or {}).get("advice") or ""),
+            _compiled(result),
             _exit(record, plan),
             _agents_log(record, plan, cwd),
             _place(record, result, plan, cwd),
@@ -94,8 +95,12 @@ def _progress(record: RunRecord, result: Mapping[str, Any], plan: Plan) -> str:
         parts.append(f"{record.step}/{record.total_steps} steps" if record.total_steps else f"{record.step} steps")
     if left_out := result.get("steps_left_out"):
         parts.append(f"{count(left_out, 'step')} left out (faults.on_nan)")
+    if skipped := result.get("steps_skipped"):
+        parts.append(f"{count(skipped, 'step')} skipped (fp16 overflow)")
     if result.get("samples_per_s"):
         parts.append(f"{result['samples_per_s']:,.0f} samples/s")
+    if plan.device == "cuda" and (memory := result.get("memory")):
+        parts.append(f"{size(memory['peak_bytes'])} of GPU memory")
     parts += [f"{name} {value:.3g}" for name, value in _evaluation(record, plan)]
     return "   ".join([*parts, f"restarts {record.restarts}"])
 
@@ -112,6 +117,17 @@ def _evaluation(record: RunRecord, plan: Plan) -> list[tuple[str, float]]:
 def _times(result: Mapping[str, Any]) -> str:
     times = result.get("time") or {}
     return " | ".join(f"{part} {times[f'{part}_s']:.1f} s" for part in _PARTS if times.get(f"{part}_s"))
+
+
+def _compiled(result: Mapping[str, Any]) -> str:
+    """What torch.compile has made, where it was asked for."""
+    if not (made := result.get("compiled")):
+        return ""
+    broken = f", {count(made['graph_breaks'], 'graph break')}" if made["graph_breaks"] else ""
+    return (
+        f"compiled {count(made['graphs'], 'graph')} in {made['time_s']:.1f} s, {made['recompiles']} of them for shapes "
+        f"or modes that came later{broken}"
+    )
 
 
 def _exit(record: RunRecord, plan: Plan) -> str:

@@ -55,12 +55,17 @@ worker, rank 0:
                      was begun, of which the training waited blocked_s · evaluated {attempt, step, time_s} ·
     save_failed {attempt, step, reason, in_a_row} · memory_saved {attempt, step, time_s, blocked_s,
                      size_bytes}, on node 0 ·
-    step_skipped {attempt, step, reason}, its batch did not change the weights ·
+    step_skipped {attempt, step, reason, scale}, its batch did not change the weights; scale: gradients that overflow in
+                     fp16, and the scale that was too large · memory_grows {attempt, from_step, to_step, from_bytes,
+                     to_bytes}, of rank 0, at each look ·
     rolled_back {attempt, step, to_step, reason}, of the steps after to_step up to this one none counts ·
-    summary {attempt, step, samples_seen, steps_left_out, world_size, weights_sha256, metrics,
+    summary {attempt, step, samples_seen, steps_left_out, steps_skipped, world_size, weights_sha256, metrics,
              times: {train_s, eval_s, save_s}, saves: {started, waited, failed}, snapshots: {count, blocked_s} or null,
-             input: {wait_s, advice}, samples_per_s, checkpoint, checkpoint_verified}, of saves the time that the
-             training waited for them, of the input how long the steps of rank 0 waited for their samples
+             input: {wait_s, advice}, memory: {used_bytes, peak_bytes, reserved_bytes}, compiled: {graphs,
+             recompiles, graph_breaks, time_s} or null, samples_per_s, checkpoint, checkpoint_verified}, steps_skipped:
+             those whose gradients overflowed, steps_left_out: those of `faults.on_nan`; of saves the time that the
+             training waited for them, of the input how long the steps of rank 0 waited for their samples, of rank 0
+             the memory and what torch.compile has made
 tracking, the process that copies metrics.jsonl to W&B and TensorBoard:
     tracking {attempt, wandb: {mode, reason, id, dir, url, sync}, tensorboard: {dir}}
 

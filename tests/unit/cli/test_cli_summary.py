@@ -128,6 +128,17 @@ def test_steps_that_were_left_out_are_in_the_final_words() -> None:
     assert "left out" not in final_block(record, {**RESULT, "steps_left_out": 0}, plan, cwd=Path("/home/ada"))
 
 
+def test_what_the_precision_the_memory_and_the_compiler_did_is_in_the_final_words() -> None:
+    record, plan = fold(EVENTS, GONE, RESULT), values.plan(RUNS)
+    made = {"graphs": 9, "recompiles": 3, "graph_breaks": 1, "time_s": 40.4}
+    result = {**RESULT, "steps_skipped": 2, "memory": {"peak_bytes": 3 << 30}, "compiled": made}
+    text = final_block(record, result, plan, cwd=Path("/home/ada"))
+    assert "632/632 steps   2 steps skipped (fp16 overflow)   4,050 samples/s   eval" in text
+    assert "compiled 9 graphs in 40.4 s, 3 of them for shapes or modes that came later, 1 graph break\n" in text
+    on_gpu = final_block(record, result, dataclasses.replace(plan, device="cuda"), cwd=Path("/home/ada"))
+    assert "4,050 samples/s   3.0 GiB of GPU memory   eval" in on_gpu
+
+
 def test_what_to_do_about_a_wait_for_samples_is_in_the_final_words() -> None:
     record, plan = fold(EVENTS, GONE, RESULT), values.plan(RUNS)
     advice = "input-bound 38 %: try data.loader_workers=2"

@@ -18,7 +18,7 @@ def test_the_memory_of_a_process_is_what_it_touches() -> None:
     assert after.peak >= after.now
     del block
     assert measure_use(torch.device("cpu")).peak > after.now - 4 * MIB  # the kernel counts by and by
-    assert set(after.to_record()) == {"memory/used_bytes", "memory/peak_bytes"}
+    assert set(after.to_record()) == {"used_bytes", "peak_bytes"}
 
 
 def test_growth_is_said_once_with_its_numbers() -> None:
