@@ -291,7 +291,7 @@ class TrackingSection(Section):
     wandb: WandbSection = WandbSection()
     tensorboard: bool = False
     watch: PositiveDuration | None = Duration(10.0, "10s")
-    """How often each node measures its devices (NVML; psutil on CPU): use, memory, power, clocks. null = never."""
+    """How often each node measures its devices (NVML; /proc on CPU): use, memory, power, clocks. null = never."""
 
 
 class ResumeSection(Section):
