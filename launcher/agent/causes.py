@@ -37,7 +37,10 @@ _CLASSES = (
     _Class(
         Cause.OOM,
         frozenset(),
-        re.compile(r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory"),
+        re.compile(
+            r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError|CUDA error: out of memory|Cuda failure .*out of memory"
+            r"|CU(BLAS|DNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED"
+        ),
     ),
     _Class(
         Cause.OOM_HOST,

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.runs.remedies import changed_value
+from launcher.runs.remedies import changed_value, remedies
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import POLICIES, Cause, Policy, is_signal
-from launcher.wording import count, first_line, short_duration, shortened, signal_name
+from launcher.wording import aligned, count, first_line, short_duration, shortened, signal_name
 
 if TYPE_CHECKING:
     from launcher.planning.plan import Plan
@@ -55,7 +55,10 @@ def failure_page(
     lines += _labelled("policy", _policy(policy, record, result, plan))
     lines += _labelled("kept", _kept(record, result, plan))
     change = changed_value(record.cause, plan)
+    tries = remedies(record.cause, plan, str((first or {}).get("message") or ""))
     lines += _labelled("hint", [] if change or policy is None or not policy.hint else [policy.hint])
+    if len(tries) > (change is not None):
+        lines += _labelled("try", aligned([(each.change, each.brings) for each in tries]))
     lines += _labelled("run", [run])
     return [*lines, *_labelled("Next", [GAP.join(_next(first, record, plan, change))])]
 

@@ -37,6 +37,8 @@ def error(name: str, text: str, *bases: str) -> dict[str, Any]:
         (1, error("SyntaxError", "invalid syntax"), Cause.USAGE),
         (1, error("IndentationError", "unexpected indent", "SyntaxError"), Cause.USAGE),
         (1, error("OutOfMemoryError", "CUDA out of memory. Tried to allocate", "RuntimeError"), Cause.OOM),
+        (1, error("DistBackendError", "NCCL error: Cuda failure 2 'out of memory'", "RuntimeError"), Cause.OOM),
+        (1, error("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), Cause.OOM),
         (1, error("MemoryError", ""), Cause.OOM_HOST),
         (1, error("RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory"), Cause.OOM_HOST),
         (1, error("OSError", "[Errno 28] No space left on device"), Cause.DISK),

@@ -13,7 +13,7 @@ from pytest_regressions.file_regression import FileRegressionFixture
 from launcher.planning.plan import CodePlan, Limits, NodePlan, Plan
 from launcher.runs.fold import fold
 from launcher.runs.observed import GONE
-from launcher.runs.remedies import changed_value
+from launcher.runs.remedies import changed_value, remedies
 from launcher.runs.report import failure_page, short_id, shown_place
 from launcher.runs.states import POLICIES, Cause
 
@@ -227,13 +227,39 @@ class TestWhatToChange:
 
     @pytest.mark.parametrize(
         ("batch", "accumulate", "change"),
-        [(128, 1, "train.accumulate=2"), (128, 8, "train.accumulate=16"), (8, 1, None)],
+        [(128, 1, "train.accumulate=2"), (128, 8, "train.accumulate=16"), (8, 1, "train.precision=bf16")],
     )
     def test_of_the_built_in_job_accumulation_where_the_batch_divides(
         self, batch: int, accumulate: int, change: str | None
     ) -> None:
         recipe = {"data": {"global_batch_size": batch}, "train": {"accumulate": accumulate}}
         assert changed_value(Cause.OOM, script_plan(recipe=recipe, worker=values.plan(RUNS).worker)) == change
+
+    def test_the_keys_come_in_their_order_without_those_that_are_set_already(self) -> None:
+        job = values.plan(RUNS).worker
+        message = OOM + "1.53 GiB is reserved by PyTorch but unallocated."
+        recipe = {"data": {"global_batch_size": 128, "loader_workers": 4}, "train": {}}
+        assert [each.change for each in remedies(Cause.OOM, script_plan(recipe=recipe, worker=job), message)] == [
+            "train.accumulate=2",
+            "train.precision=bf16",
+            "train.activation_checkpointing=true",
+            "parallelism.strategy=fsdp",
+            "resources.alloc=expandable_segments",
+        ]
+        assert remedies(Cause.OOM, script_plan(recipe=recipe, worker=job), message)[-1].brings.endswith(
+            ": 1.53 GiB were held and not in use"
+        )
+        recipe["train"] = {"precision": "fp16", "activation_checkpointing": True, "accumulate": 16}
+        recipe |= {"parallelism": {"strategy": "fsdp"}, "resources": {"alloc": "expandable_segments"}}
+        assert remedies(Cause.OOM, script_plan(recipe=recipe, worker=job)) == []
+        killed = remedies(Cause.OOM_KILLED, script_plan(recipe=recipe, worker=job))
+        assert [each.change for each in killed] == ["data.loader_workers=2", "checkpoint.asynchronous=false"]
+
+    def test_ranks_that_work_on_the_same_samples_do_not_divide_the_batch(self) -> None:
+        recipe = {"data": {"global_batch_size": 8}, "parallelism": {"strategy": "fsdp", "tp": 4}}
+        assert changed_value(Cause.OOM, script_plan(recipe=recipe, worker=values.plan(RUNS).worker)) == (
+            "train.accumulate=2"
+        )
 
     def test_nothing_where_nothing_is_known_to_help(self) -> None:
         assert changed_value(Cause.WORKER_ERROR, script_plan()) is None
