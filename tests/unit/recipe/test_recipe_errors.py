@@ -33,7 +33,7 @@ tracking:
 
 SIX_PROBLEMS = """\
 a.yaml:4:3: model.hiden: `mlp` has no such option
-    hint: did you mean 'hidden'? (in_features, hidden, layers, classes, dropout)
+    hint: did you mean 'hidden'? (in_features, hidden, layers, classes, dropout, inplace)
 a.yaml:7:22: data.global_batch_size: 0 is not a whole number >= 1
     hint: Samples per optimizer step over all ranks and accumulation; divides by the data-parallel ranks x accumulate.
 a.yaml:9:3: unknown key 'untill' in train
