@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,13 @@ def make_pace(
     if peak_flops is not None and flops:
         factors["mfu"] = flops * (1 + BACKWARD) / (peak_flops * ranks)
     return lambda rate: {name: _rounded(rate * factor) for name, factor in factors.items()}
+
+
+def pace_text(values: Mapping[str, float]) -> str:
+    """`5,760 tokens/s  MFU 41.2 %`, of what a pace has said; empty where that was nothing."""
+    suffix = "_per_s"
+    counts = [f"{value:,.0f} {name.removesuffix(suffix)}/s" for name, value in values.items() if name.endswith(suffix)]
+    return "  ".join([*counts, *([f"MFU {100 * values['mfu']:.1f} %"] if "mfu" in values else [])])
 
 
 def peak_of(name: str) -> float | None:

@@ -89,13 +89,21 @@ class Rate:
 
 
 def progress_line(
-    *, step: int, total_steps: int, steps_per_epoch: int, loss: float, lr: float, samples_per_s: float, left_s: float
+    *,
+    step: int,
+    total_steps: int,
+    steps_per_epoch: int,
+    loss: float,
+    lr: float,
+    samples_per_s: float,
+    left_s: float,
+    pace: str = "",
 ) -> str:
-    """`step 100/632  epoch 1.3/8  loss 0.312  lr 1.9e-03  4,050 samples/s  eta 0:12`."""
+    """`step 100/632  epoch 1.3/8  loss 0.312  lr 1.9e-03  4,050 samples/s  eta 0:12`; `pace` before the eta."""
     epochs = f"{step / steps_per_epoch:.1f}/{total_steps / steps_per_epoch:.1f}".removesuffix(".0")
     return (
         f"step {step}/{total_steps}  epoch {epochs}  loss {loss:.3f}  lr {lr:.1e}  "
-        f"{samples_per_s:,.0f} samples/s  eta {clock(left_s)}"
+        f"{samples_per_s:,.0f} samples/s  {pace}{'  ' if pace else ''}eta {clock(left_s)}"
     )
 
 

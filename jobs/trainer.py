@@ -19,6 +19,7 @@ from jobs.hygiene import Garbage
 from jobs.keeper import is_peer_lost
 from jobs.layers import compiled_record, graphs_compiled
 from jobs.memory_use import MemoryUse, measure_use
+from jobs.pace import pace_text
 from jobs.parts import Parts
 from jobs.precision import LEAST_SCALE
 from jobs.report import Rate, progress_line
@@ -319,7 +320,8 @@ class Trainer:
         step = self.progress.step
         calendar, rate = self._calendar, self._rate.now()
         left_s = (calendar.total_steps - step) * self._parts.sampler.global_batch_size / max(rate, 1e-9)
-        speed = {"samples_per_s": round(rate, 1), **self._parts.pace(rate), "eta_s": round(left_s, 1)}
+        pace = self._parts.pace(rate)
+        speed = {"samples_per_s": round(rate, 1), **pace, "eta_s": round(left_s, 1)}
         is_told = step % calendar.log_every == 0 or step == calendar.total_steps
         if is_told:
             speed["train/data_wait_s"] = round(self._gradients.feed.lap(), 6)
@@ -334,6 +336,7 @@ class Trainer:
                 lr=values["train/lr"],
                 samples_per_s=rate,
                 left_s=left_s,
+                pace=pace_text(pace),
             )
             self._parts.report.say(line)
             if text := self._starving.news(self._trained_s()):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from jobs.data.synthetic import synthetic
-from jobs.pace import flops_per_sample, make_pace, peak_of
+from jobs.pace import flops_per_sample, make_pace, pace_text, peak_of
 from jobs.parts import Parts
 from jobs.tasks.classification import classification
 from jobs.tasks.language_modelling import language_modelling
@@ -64,6 +64,8 @@ def test_mfu_is_the_share_of_what_all_gpus_could_do() -> None:
     rate = 0.4 * 2 * 989e12 / (3 * flops)
     assert pace(rate)["mfu"] == pytest.approx(0.4, rel=1e-3)
     assert pace(rate)["tokens_per_s"] == pytest.approx(16 * rate, rel=1e-3)
+    assert pace_text({"tokens_per_s": 5760.0, "mfu": 0.412}) == "5,760 tokens/s  MFU 41.2 %"
+    assert pace_text({}) == ""
 
 
 def test_a_model_of_the_user_says_its_operations_itself_or_has_no_mfu() -> None:
