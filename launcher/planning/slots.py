@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.planning.plan import Plan
+from launcher.planning.topology import device_index, uses_all_gpus
+from launcher.recipe.degrees import ONE_PROCESS
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -36,7 +38,7 @@ def divide(facts: Facts, recipes: Sequence[Recipe], *, on_gpus: bool, at_most: i
     gpus = [gpu.index for gpu in facts.gpus] if on_gpus else []
     if gpus:
         share = max(1, len(gpus) // (most if at_most else 1))
-        needed = max(_gpus(recipe, share) for recipe in recipes)
+        needed = max(_gpus(recipe, share, len(gpus)) for recipe in recipes)
         fit = min(most, max(1, len(gpus) // max(1, needed)), max(1, facts.num_cpus // max(1, needed)))
     pinned = facts.num_cpus >= len(facts.cpus)
     cores, cards = len(facts.cpus) // fit, len(gpus) // fit
@@ -85,7 +87,15 @@ def _threads(recipe: Recipe) -> int:
     return 1 if threads == "auto" else threads
 
 
-def _gpus(recipe: Recipe, share: int) -> int:
-    if recipe.resources.device == "cpu":
+def _gpus(recipe: Recipe, share: int, there: int) -> int:
+    """GPUs of one point, of those that are there. A certain one (`cuda:1`) is found among all of them alone."""
+    device, nodes = recipe.resources.device, recipe.resources.max_nodes
+    if device == "cpu":
         return 0
-    return max(share, recipe.resources.max_nodes) if recipe.resources.nproc_per_node == "auto" else _workers(recipe)
+    if device_index(device) is not None:
+        return there
+    if uses_all_gpus(recipe):
+        return max(share, nodes)
+    if recipe.resources.nproc_per_node == "auto" and recipe.parallelism.name not in ONE_PROCESS:
+        return max(share, nodes)
+    return _workers(recipe)

@@ -336,6 +336,13 @@ def test_gpus_are_set_apart_too(load: Load) -> None:
     assert [slot.gpus for slot in slots] == [(0,), (1,), (2,), (3,)]
     assert [slot.cpus for slot in slots] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert facts_of_slot(machine, slots[2]).gpus == (gpus[2],)
+    for key, number in {
+        "parallelism: {strategy: single}\n": 4,
+        "parallelism: {strategy: split}\n": 1,
+        "resources: {device: 'cuda:1'}\n": 1,
+    }.items():
+        alone = [load("train.seed=1,2", text=RECIPE + key).recipe] * 4
+        assert len(divide(machine, alone, on_gpus=True, at_most=None)) == number
 
 
 def test_where_a_quota_holds_nobody_is_pinned(load: Load) -> None:
