@@ -20,6 +20,7 @@ pytestmark = pytest.mark.process
 SCRIPTED = """
 import json, os
 import torch
+from torch.distributed.tensor import DTensor
 import jobs.clip, jobs.precision
 
 INFS = set(json.loads(os.environ["INFS"]))
@@ -39,7 +40,9 @@ class Scripted(torch.amp.GradScaler):
         super().unscale_(optimizer)
         self.unscaled += 1
         if self.unscaled in INFS:
-            optimizer.param_groups[0]["params"][0].grad.view(-1)[0] = float("inf")
+            grads = [each.grad for group in optimizer.param_groups for each in group["params"]]
+            parts = [grad.to_local() if isinstance(grad, DTensor) else grad for grad in grads]
+            next(part for part in parts if part.numel()).view(-1)[0] = float("inf")
     def step(self, optimizer):
         note("step")
         return super().step(optimizer)
@@ -85,6 +88,10 @@ def setting(folder: Path, text: str) -> list[str]:
 
 def losses(ranks: Ranks) -> list[float]:
     return [record["train/loss"] for record in read_metrics(ranks.metrics)]
+
+
+def norms(ranks: Ranks) -> list[float]:
+    return [record["train/grad_norm"] for record in read_metrics(ranks.metrics) if "train/grad_norm" in record]
 
 
 def skipped(ranks: Ranks) -> list[int]:
@@ -140,8 +147,7 @@ def test_killed_and_resumed_in_fewer_bits_ends_with_the_same_weights(
     assert any(step <= resumed_from for step in overflows) == (precision == "fp16")
     assert any(step > resumed_from for step in overflows) == (precision == "fp16")
     assert last.event("summary")["steps_skipped"] == len(overflows)
-    norms = [record["train/grad_norm"] for record in read_metrics(whole.metrics) if "train/grad_norm" in record]
-    assert max(norms) > 0.5 > min(norms), "some are clipped and others are not"
+    assert max(norms(whole)) > 0.5 > min(norms(whole)), "some are clipped and others are not"
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.02), ("fp16", 0.005)])
@@ -153,6 +159,54 @@ def test_one_rank_and_two_have_the_same_curve(start: Start, tmp_path: Path, prec
     assert one.wait() == [0], one.log()
     assert two.wait() == [0, 0], two.log()
     assert losses(two) == pytest.approx(losses(one), abs=tolerance)
+
+
+GPT = {"name": "gpt", "vocabulary": 11, "context": 6, "layers": 2, "heads": 2, "width": 8}
+CUT: dict[str, dict[str, Any]] = {
+    "fsdp": {"strategy": "fsdp"},
+    "tp": {"strategy": "ddp", "tp": 2},
+    "pp": {"strategy": "ddp", "pp": 2},
+}
+
+
+def cut(parallelism: dict[str, Any], precision: str = "fp32", **train: Any) -> dict[str, Any]:
+    recipe = recipe_of(precision, until="12 steps", clip_norm=0.6, accumulate=2, **train)
+    recipe["data"] = {"name": "synthetic", "kind": "tokens", "samples": 73, "eval_samples": 9, "shape": "6"}
+    recipe["data"] |= {"classes": 11, "global_batch_size": 16}
+    return {**recipe, "model": GPT, "parallelism": parallelism}
+
+
+@pytest.fixture(scope="module")
+def of_one_rank() -> dict[str, list[float]]:
+    return {}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_the_norm_is_that_of_the_whole_model_whoever_holds_which_part(
+    start: Start, tmp_path: Path, name: str, of_one_rank: dict[str, list[float]]
+) -> None:
+    """And blocks that are computed again are, where ranks hold different parts."""
+    if not of_one_rank:
+        one = start(tmp_path / "one", cut({"strategy": "single"}), ranks=1)
+        assert one.wait() == [0], one.log()
+        of_one_rank |= {"losses": losses(one), "norms": norms(one)}
+        assert max(of_one_rank["norms"]) > 0.6
+    ranks = start(tmp_path / name, cut(CUT[name], activation_checkpointing=True))
+    assert ranks.wait() == [0, 0], ranks.log()
+    assert norms(ranks) == pytest.approx(of_one_rank["norms"], rel=1e-4)
+    assert losses(ranks) == pytest.approx(of_one_rank["losses"], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "pp"])
+def test_an_overflow_of_one_rank_is_one_of_all(start: Start, tmp_path: Path, name: str) -> None:
+    recipe = cut(CUT[name], "fp16")
+    env, rank_env = {"INFS": "[]"}, {1: {"INFS": "[3, 8]"}}
+    ranks = start(tmp_path / name, recipe, env=env, rank_env=rank_env, load=setting(tmp_path, SCRIPTED))
+    assert ranks.wait() == [0, 0], ranks.log()
+    assert skipped(ranks) == [3, 8]
+    assert "overflow at step 3: a gradient is not finite on another rank, at scale 65,536" in ranks.log()
+    steps = [(ranks.run_dir / f"calls-{rank}").read_text().split().count("step") for rank in range(2)]
+    assert steps == [10, 10]
 
 
 def test_a_checkpoint_of_another_precision_is_an_error_that_says_both(start: Start, tmp_path: Path) -> None:
