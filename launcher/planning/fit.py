@@ -1,7 +1,7 @@
 """Whether a recipe fits the place where it would run, as far as that is known without a plan: for `launch check`. Pure.
 
-A recipe says what is trained, never where. So what only this machine lacks is a remark; what does not go together
-there, or anywhere, is a problem.
+A recipe says what is trained, never where. So what only this machine lacks is a remark; what does not go together, or
+cannot be had of the scheduler, is a problem.
 """
 
 from __future__ import annotations
@@ -11,25 +11,31 @@ from typing import TYPE_CHECKING
 from launcher.planning.decisions import ON_SLURM, check_training
 from launcher.planning.profiling import check_recording
 from launcher.planning.slurm_nodes import shape_nodes
-from launcher.planning.topology import Remarks, choose_device
+from launcher.planning.topology import Device, Remarks, choose_device
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
     from launcher.recipe.schema import Recipe
 
+UNKNOWN = "the workers are one per GPU: where those are known (--on), degrees and batch are checked"
+
 
 def fit(recipe: Recipe, facts: Facts, executor: str) -> Remarks:
     """What is wrong, and what is to be said, about workers and devices of a recipe at an executor."""
-    of_place, remarks = Remarks(), Remarks()
-    on_slurm = executor in ON_SLURM
-    if on_slurm:
-        device = shape_nodes(recipe, facts, of_place, inside=executor == "here").device
-    else:
-        device = choose_device(recipe, facts, of_place)
-    remarks.notes += [f"it would not start here: {problem.message}" for problem in of_place.problems]
-    if of_place.problems and recipe.resources.nproc_per_node == "auto" and device.index is None:
-        remarks.notes.append("the workers are one per GPU: where those are known (--on), degrees and batch are checked")
+    remarks = Remarks()
+    if executor in ON_SLURM:
+        shape = shape_nodes(recipe, facts, remarks, inside=executor == "here")
+        return _of_training(recipe, facts, shape.device, remarks, on_slurm=True)
+    here = Remarks()
+    device = choose_device(recipe, facts, here)
+    remarks.notes += [f"it would not start here: {problem.message}" for problem in here.problems]
+    if here.problems and recipe.resources.nproc_per_node == "auto" and device.index is None:
+        remarks.notes.append(UNKNOWN)
         return remarks
+    return _of_training(recipe, facts, device, remarks, on_slurm=False)
+
+
+def _of_training(recipe: Recipe, facts: Facts, device: Device, remarks: Remarks, *, on_slurm: bool) -> Remarks:
     check_training(recipe, facts, device, remarks, on_slurm=on_slurm)
     world_size = recipe.resources.max_nodes * device.nproc_per_node
     check_recording(recipe, remarks, device=device.name, world_size=world_size, engine="agent")
