@@ -7,6 +7,7 @@ are a trace (Chrome's JSON), a table of operators and a summary, which `launch r
 from __future__ import annotations
 
 import json
+import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,8 @@ from launcher.runs.clock import Phase
 from launcher.runs.rundir import RunDir
 
 _TABLE_ROWS = 50
+_QUIET = "6"
+"""Above all levels of Kineto, the library under torch.profiler."""
 
 
 class ProfilerError(RuntimeError):
@@ -155,6 +158,8 @@ class Operators:
         }
 
     def _start(self) -> None:
+        if self._device.type == "cpu":  # or it writes lines for tracers of the system; on a GPU its errors matter more
+            os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         # it is stopped from outside, so there are more steps than will ever be
         wanted = schedule(wait=0, warmup=int(self._is_warm), active=1 << 30, repeat=1)

@@ -66,7 +66,7 @@ def _wrong_now(gpu: Use) -> list[str]:
 def use_rows(uses: Sequence[NodeUse]) -> list[tuple[str, ...]]:
     """A table of nodes and their GPUs: averages and peaks."""
     rows: list[tuple[str, ...]] = [
-        ("", "util", "peak", "memory", "peak", "of", "workers", "power", "peak", "limit", "heat", "clock")
+        ("devices", "util", "peak", "memory", "peak", "of", "workers", "power", "peak", "limit", "heat", "clock")
     ]
     for use in uses:
         own = use.own.series

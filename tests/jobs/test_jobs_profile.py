@@ -46,6 +46,7 @@ def test_some_steps_of_one_rank_are_recorded_and_the_weights_are_the_same(start:
     assert text.startswith("profile of attempt 1, rank 1, steps 3 to 6 (torch): ")
     assert "compute" in text
     assert "steps 3 to 6 of this attempt, in " in ranks.log(1)
+    assert "USDT" not in ranks.log(1)
     assert "profiler" not in ranks.log(0)
 
 

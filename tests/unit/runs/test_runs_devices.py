@@ -66,7 +66,7 @@ def test_averages_and_peaks(tmp_path: Path) -> None:
     assert fields["values"]["gpu0/util"] == {"mean": 95.0, "peak": 100}
     assert fields["warnings"] == []
     assert uses_text([use]).splitlines() == [
-        "         util   peak    memory      peak        of  workers  power   peak  limit  heat     clock",
+        "devices  util   peak    memory      peak        of  workers  power   peak  limit  heat     clock",
         "node 0   44 %   45 %   3.0 GiB   3.0 GiB  16.0 GiB  1.5 GiB",
         "  gpu 0  95 %  100 %  71.0 GiB  71.0 GiB  80.0 GiB           690 W  690 W  700 W  64 C  1755 MHz",
     ]
