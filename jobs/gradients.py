@@ -78,7 +78,7 @@ class Gradients:
         And whether it is the gradients alone.
         """
         parts = self._parts
-        if problem := loss_problem(agreed.sums, ranks=parts.world.size):
+        if problem := loss_problem(agreed.sums, ranks=parts.grid.degrees.data):
             return problem, False
         finding = self._check.look()
         self.norm = finding.norm

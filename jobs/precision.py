@@ -159,8 +159,8 @@ class OwnParts(Optimizer):
     def __init__(self, optimizer: Optimizer) -> None:  # an optimizer by its interface alone: it has no parameters
         self._optimizer = optimizer
 
-    @property  # type: ignore[override]
-    def param_groups(self) -> list[dict[str, Any]]:
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """One group: of each gradient the part of this rank, the very same memory."""
         return [{"params": [_part(each) for each in parameters_of(self._optimizer)]}]
 

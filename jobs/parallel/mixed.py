@@ -61,11 +61,10 @@ def _share_out(net: nn.Module, grid: Grid, device: torch.device, shard: Shard) -
     if grid.degrees.tp > 1:
         from jobs.parallel.tensor import share_layers
 
-        net.to(device)
         share_layers(net, grid)
     if grid.degrees.data > 1:
-        shard(net)  # brings each layer to the device as it is sharded, so the whole network is never there
-    net.to(device)
+        shard(net)
+    net.to(device)  # the rest: each layer was brought there as it was divided, so the whole was never there
 
 
 def shard_layers(net: nn.Module, grid: Grid, *, reshard_after_forward: bool = True) -> None:
