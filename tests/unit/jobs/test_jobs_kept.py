@@ -20,8 +20,9 @@ from jobs.manifest import verify
 from jobs.memory import InMemory, Memory, of_no_use, spread
 from jobs.optim import adamw
 from jobs.parts import Calendar
+from jobs.precision import make_precision
 from jobs.report import Reporter
-from jobs.state import TrainingState
+from jobs.state import DifferenceError, TrainingState
 from jobs.weights import weights_sha256
 from jobs.world import Meeting, World
 from launcher.runs.rundir import RunDir
@@ -174,6 +175,30 @@ def test_the_newest_of_memory_and_disk_is_gone_on_from(tmp_path: Path) -> None:
     _, said, step = resume(training)
     assert (said, step) == ("resumes from step-3", 3)
     assert not list(training.memory.iterdir())
+
+
+def test_the_scale_of_fp16_is_kept_and_gone_on_from_and_so_are_the_steps_that_it_cost(tmp_path: Path) -> None:
+    """A run in another precision does not take it, from memory either."""
+    training, world = Training(tmp_path), World(rank=0, size=1, local_rank=0, local_size=1, node=1)
+    training.state.precision = precision = make_precision("fp16", torch.device("cpu"))
+    for overflow in (True, False, True):
+        precision.scaled(training.forward().square().mean()).backward()  # type: ignore[no-untyped-call]
+        precision.unscale(training.state.optimizer)
+        precision.update(training.state.optimizer, overflow=overflow)
+    training.progress = Progress(step=3, samples_seen=24, overflows=2)
+    training.kept.note()
+    training.kept.write(training.memory)
+    found = Memory(training.memory, world, run_id="run-a")
+    store = Checkpoints(tmp_path / "checkpoints", run_id="run-a", attempt=2, keep=3, best=None, memory=found)
+    with pytest.raises(DifferenceError, match="it has a gradient scale, and this training has none"):
+        store.resume(Meeting(dist.HashStore(), world), new(), None)
+    training.kept.write(training.memory)
+    state = new()
+    state.precision = make_precision("fp16", torch.device("cpu"))
+    _, progress = store.resume(Meeting(dist.HashStore(), world), state, None)
+    assert (progress.step, progress.overflows) == (3, 2)
+    assert state.precision.scale == 65536 / 4
+    assert state.precision.to_record() == precision.to_record()
 
 
 def test_what_the_disk_has_is_known_where_memory_has_more(tmp_path: Path) -> None:
