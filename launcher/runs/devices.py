@@ -21,13 +21,16 @@ from typing import Any
 
 from launcher.runs.events import parse_object
 from launcher.runs.rundir import RunDir
-from launcher.runs.steps import tail
 
 Record = dict[str, Any]
 _NAME = re.compile(r"node-(\d+)\.jsonl")
 _GPU = re.compile(r"gpu(\d+)/(.+)")
-_MOST_BYTES = 16 << 20
-"""Of one node, what a report reads: about a week of one GPU, a day of eight."""
+_LINE_BYTES = 64 << 10
+"""More than a line of a node with sixteen GPUs."""
+_MOST_BYTES = 4 << 20
+"""Of one node, what a report reads about: two days of a node without GPUs, five hours of one with eight."""
+_ALL_BYTES = 32 << 20
+"""Of all nodes together."""
 POWER_CAP = 0x4
 """NVML: the clocks are lower since the power is at its limit."""
 THROTTLED = {
@@ -48,20 +51,21 @@ def measured_nodes(run: RunDir) -> dict[int, Path]:
 
 
 def newest_of(path: Path) -> Record | None:
-    """The last measurement of a node."""
-    lines = tail(path)
-    return lines[-1] if lines else None
-
-
-def read_measured(path: Path) -> Iterator[Record]:
-    """The measurements of a node, of a very long run the newest of them."""
+    """The last measurement of a node; None where it is not whole yet. Of its file only the end is read."""
     with path.open("rb") as file:
-        begin = max(0, file.seek(0, os.SEEK_END) - _MOST_BYTES)
-        file.seek(begin)
-        if begin:
-            file.readline()
-        for line in file:
-            if line.endswith(b"\n") and (record := parse_object(line)) is not None:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LINE_BYTES))
+        lines = file.read().split(b"\n")
+    return parse_object(lines[-2]) if len(lines) > 1 else None
+
+
+def read_measured(path: Path, *, most_bytes: int = _MOST_BYTES) -> Iterator[Record]:
+    """The measurements of a node; where they are more than so many bytes, every n-th."""
+    with path.open("rb") as file:
+        every = 1 + file.seek(0, os.SEEK_END) // most_bytes
+        file.seek(0)
+        for number, line in enumerate(file):
+            wanted = number % every == 0 and line.endswith(b"\n")
+            if wanted and (record := parse_object(line)) is not None:
                 yield record
 
 
@@ -84,7 +88,8 @@ class Series:
         """Count a measurement."""
         self.count += 1
         self.total += value
-        self.least, self.peak, self.last = min(self.least, value), max(self.peak, value), value
+        self.last = value
+        self.least, self.peak = min(self.least, value), max(self.peak, value)
 
 
 @dataclass(kw_only=True)
@@ -97,7 +102,9 @@ class Use:
 
     def add(self, name: str, value: float) -> None:
         """Count a measurement."""
-        self.series.setdefault(name, Series()).add(value)
+        if name not in self.series:
+            self.series[name] = Series()
+        self.series[name].add(value)
         if name == "throttle_reasons":
             for reason in (POWER_CAP, *THROTTLED):
                 self.reasons[reason] = self.reasons.get(reason, 0) + bool(int(value) & reason)
@@ -122,22 +129,32 @@ class NodeUse:
 def fold_measured(node: int, records: Iterable[Mapping[str, Any]]) -> NodeUse:
     """What a node was used for."""
     found = NodeUse(node=node)
+    places: dict[str, tuple[Use, str]] = {}
     for record in records:
+        if (note := record.get("note")) is not None and note not in found.notes:
+            found.notes.append(str(note))
         for name, value in record.items():
-            if name == "note" and value not in found.notes:
-                found.notes.append(str(value))
-            if name in ("time", "note") or not isinstance(value, int | float):
+            if "/" not in name or not isinstance(value, int | float):
                 continue
-            gpu = _GPU.fullmatch(name)
-            use = found.own if gpu is None else found.gpus.setdefault(int(gpu[1]), Use())
-            use.add(name if gpu is None else gpu[2], value)
+            if name not in places:
+                places[name] = _place(found, name)
+            use, short = places[name]
+            use.add(short, value)
     found.gpus = dict(sorted(found.gpus.items()))
     return found
 
 
+def _place(found: NodeUse, name: str) -> tuple[Use, str]:
+    """Where a measurement of this name belongs: to the node, or to one of its GPUs, under a name without that."""
+    gpu = _GPU.fullmatch(name)
+    return (found.own, name) if gpu is None else (found.gpus.setdefault(int(gpu[1]), Use()), gpu[2])
+
+
 def read_use(run: RunDir) -> list[NodeUse]:
     """What each node of a run was used for."""
-    return [fold_measured(node, read_measured(path)) for node, path in measured_nodes(run).items()]
+    files = measured_nodes(run)
+    share = min(_MOST_BYTES, _ALL_BYTES // max(1, len(files)))
+    return [fold_measured(node, read_measured(path, most_bytes=share)) for node, path in files.items()]
 
 
 _SATURATED = 0.95

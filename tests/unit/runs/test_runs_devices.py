@@ -103,3 +103,12 @@ def test_a_node_in_one_line() -> None:
         "2 GPUs   util 95 to 99 %   71.0 of 80.0 GiB   690 of 700 W   64 C   "
         "gpu 1: throttled, hardware slowdown   measured 5 min ago"
     )
+
+
+def test_of_a_long_run_every_so_many_measurements_are_read(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write(run, 0, *[{**NODE, "cpu/util": k % 100, "padding": "x" * 1000} for k in range(10_000)])
+    (use,) = read_use(run)
+    series = use.own.series["cpu/util"]
+    assert 2_000 < series.count < 5_000
+    assert abs(series.mean - 49.5) < 2
