@@ -33,10 +33,14 @@ HOMES: Mapping[str, str] = {
 """Where the functions of each kind live: a package (one file each) or one module."""
 
 
-class OptionError(ValueError):
-    """What a recipe says does not go: the message has the key, the value, and what would go."""
+class UntrainableError(Exception):
+    """Nothing can be trained as the recipe and its data are. Another attempt would end alike, and there is none."""
 
     launch_plain = True
+
+
+class OptionError(UntrainableError, ValueError):
+    """What a recipe says does not go: the message has the key, the value, and what would go."""
 
 
 _functions: dict[tuple[str, str], Callable[..., Any]] = {}

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from jobs.registry import UntrainableError
 
-class DataError(RuntimeError):
+
+class DataError(UntrainableError, RuntimeError):
     """The data is not there, or is no data to train on: the message has the place, and what to do."""
-
-    launch_plain = True
 
 
 Batch = tuple[Tensor, Tensor]

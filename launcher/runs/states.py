@@ -39,6 +39,7 @@ class Cause(StrEnum):
     WORKER_ERROR = "worker_error"
     SIGNAL = "signal"
     USAGE = "usage"
+    RECIPE = "recipe"
     OOM = "oom"
     OOM_HOST = "oom_host"
     OOM_KILLED = "oom_killed"
@@ -82,6 +83,12 @@ POLICIES: dict[Cause, Policy] = {
         retry=False,
         sentence="a worker cannot run as written (import, syntax or usage error)",
         why_not="code does not change by itself",
+    ),
+    Cause.RECIPE: Policy(
+        retry=False,
+        sentence="the recipe cannot be trained as it is written",
+        why_not="a recipe does not change by itself",
+        hint="mend the recipe, or its data, then launch it again",
     ),
     Cause.OOM: Policy(
         retry=False,

@@ -39,7 +39,17 @@ def test_the_table_decides(cause: Cause) -> None:
 
 @pytest.mark.parametrize(
     "cause",
-    [Cause.USAGE, Cause.OOM, Cause.OOM_HOST, Cause.OOM_KILLED, Cause.CHECKPOINT, Cause.DISK, Cause.NAN, Cause.SETUP],
+    [
+        Cause.USAGE,
+        Cause.RECIPE,
+        Cause.OOM,
+        Cause.OOM_HOST,
+        Cause.OOM_KILLED,
+        Cause.CHECKPOINT,
+        Cause.DISK,
+        Cause.NAN,
+        Cause.SETUP,
+    ],
 )
 def test_what_repeats_by_itself_says_why(cause: Cause) -> None:
     assert why_not(failure(cause)) == POLICIES[cause].why_not != ""
