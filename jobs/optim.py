@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
+from jobs.private_torch import update_adamw
 from jobs.registry import optimizer, schedule
 
 
@@ -32,7 +35,38 @@ def adamw(
         beta2: Decay of the mean of their squares.
         eps: Added to the denominator.
     """
-    return AdamW(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=True)
+    return QuickAdamW(parameters, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=weight_decay, fused=True)
+
+
+class QuickAdamW(AdamW):
+    """AdamW, the same to the bit. On a CPU its step is the fused update alone.
+
+    Of a small model most of torch's step goes into finding out that all parameters are ordinary tensors of one type.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update all parameters that have a gradient."""
+        updates = []
+        for group in self.param_groups:
+            parameters = [each for each in group["params"] if each.grad is not None]
+            updates.append((group, parameters, [self.state.get(each) for each in parameters]))
+        # the first step makes the state; a scaler of fp16 gives this one what it has found
+        is_whole = all(all(slots) for _, _, slots in updates) and not hasattr(self, "found_inf")
+        if closure is not None or not is_whole or not self._is_plain:
+            return super().step(closure)
+        for group, parameters, slots in updates:
+            update_adamw(parameters, slots, group)
+        return None
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        first = parameters[0]
+        return first.device.type == "cpu" and all(
+            not isinstance(each, DTensor) and each.device == first.device and each.dtype == first.dtype
+            for each in parameters
+        )
 
 
 @optimizer("sgd")

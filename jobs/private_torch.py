@@ -30,6 +30,7 @@ __all__ = [
     "record_memory_history",
     "scale_each",
     "tell_overflow",
+    "update_adamw",
 ]
 
 
@@ -48,6 +49,32 @@ def scale_each(tensors: Sequence[Tensor], factor: float) -> None:
     """Multiply each tensor, in place, in one call."""
     if tensors:
         torch._foreach_mul_(list(tensors), factor)
+
+
+def update_adamw(parameters: Sequence[Tensor], slots: Sequence[dict[str, Tensor]], group: dict[str, Any]) -> None:
+    """What a step of a fused AdamW comes to, in two calls: all parameters on one device, of one type, with gradients.
+
+    slots: their state in the optimizer. group: the one they belong to.
+    """
+    steps = [each["step"] for each in slots]
+    torch._foreach_add_(steps, 1)
+    torch._fused_adamw_(
+        list(parameters),
+        [each.grad for each in parameters],  # type: ignore[misc]
+        [each["exp_avg"] for each in slots],
+        [each["exp_avg_sq"] for each in slots],
+        [],
+        steps,
+        amsgrad=False,
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+        grad_scale=None,
+        found_inf=None,
+    )
 
 
 def tell_overflow(scaler: GradScaler, optimizer: Optimizer) -> None:

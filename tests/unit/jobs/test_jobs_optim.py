@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.optim import AdamW
 
-from jobs.optim import constant, cosine, linear
+from jobs.optim import QuickAdamW, constant, cosine, linear
 
 steps = st.integers(0, 2000)
 
@@ -27,3 +30,35 @@ def test_the_decay_ends_at_its_final_share(schedule: object) -> None:
     assert schedule(10, 110, 10) == pytest.approx(1.0)
     assert schedule(60, 110, 10) == pytest.approx(0.5)
     assert schedule(500, 110, 10, final=0.1) == pytest.approx(0.1)
+
+
+def test_quick_adamw_is_adamw_to_the_bit() -> None:
+    found = []
+    for kind in (AdamW, QuickAdamW):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        made = kind(net.parameters(), lr=0.05, betas=(0.8, 0.99), weight_decay=0.1, fused=True)
+        for step in range(5):
+            made.param_groups[0]["lr"] = 0.05 / (step + 1)
+            made.zero_grad()
+            net(torch.randn(4, 6)).square().sum().backward()
+            if step == 2:
+                net[0].bias.grad = None
+            made.step()
+        found.append([*net.parameters(), *(value for slots in made.state.values() for value in slots.values())])
+    assert len(found[0]) == 4 + 3 * 4
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_quick_adamw_leaves_the_step_to_torch_where_a_scaler_has_found_an_overflow() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    made = QuickAdamW([weight], lr=0.1, fused=True)
+    weight.grad = torch.ones(3)
+    made.step()
+    before = weight.detach().clone()
+    made.grad_scale, made.found_inf = None, torch.ones(())
+    made.step()
+    assert torch.equal(weight, before)
+    del made.grad_scale, made.found_inf
+    made.step()
+    assert not torch.equal(weight, before)
