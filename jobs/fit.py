@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import torch
 
 from jobs import registry
 from jobs.data.base import Data
+from jobs.loader import Fetch
 from jobs.registry import OptionError
 from jobs.tasks.base import Task
 from jobs.tasks.classification import Classification
@@ -21,24 +24,38 @@ SAMPLES = "samples"
 
 
 def check_fit(section: ModelSection, data: Data, task: Task) -> None:
-    """Raise OptionError where the model knows fewer classes or tokens than the data has.
+    """Raise OptionError where a model of ours is for other samples than the data has, or for fewer classes or tokens.
 
-    Without this the run ends somewhere in torch: with an index out of range, on a GPU with an assertion of a kernel.
+    Without this the run ends somewhere in torch: with shapes that cannot be multiplied, with an index out of range, on
+    a GPU with an assertion of a kernel.
     """
-    if data.classes is None or section.target is not None:
-        return
-    if not isinstance(task, Classification | LanguageModelling):
+    if section.target is not None:
         return
     options = _with_defaults(section)
+    if problems := [*_shape_problems(options, data), *_count_problems(options, data, task)]:
+        raise OptionError("\n".join(problems))
+
+
+def _shape_problems(options: Mapping[str, Any], data: Data) -> Iterator[str]:
+    inputs, _ = Fetch(data.train, seed=0)[0, torch.tensor([0])]
+    shape = tuple(inputs.shape[1:])
+    has = {"in_features": inputs.numel()}
+    if len(shape) == 3:
+        has |= {"in_channels": shape[0], "image_size": shape[1]}
+    for key, size in has.items():
+        if key in options and options[key] != size:
+            written = " x ".join(map(str, shape)) or "one number"
+            yield f"model.{key}: {options[key]:,}, and a sample of the data is {written}; make it {size}"
+
+
+def _count_problems(options: Mapping[str, Any], data: Data, task: Task) -> Iterator[str]:
+    if data.classes is None or not isinstance(task, Classification | LanguageModelling):
+        return
     is_text = isinstance(task, LanguageModelling)
     word = "tokens" if is_text else "classes"
-    problems = [
-        f"model.{key}: {options[key]:,}, and the data has {data.classes:,} {word}; make it {data.classes}"
-        for key in (_TOKENS if is_text else _CLASSES)
-        if key in options and options[key] < data.classes
-    ]
-    if problems:
-        raise OptionError("\n".join(problems))
+    for key in _TOKENS if is_text else _CLASSES:
+        if key in options and options[key] < data.classes:
+            yield f"model.{key}: {options[key]:,}, and the data has {data.classes:,} {word}; make it {data.classes}"
 
 
 def data_changes(state: Mapping[str, Any], data: Data) -> str:

@@ -12,6 +12,7 @@ from ranks import Ranks, Start
 from tiny import tiny
 
 from jobs.data.cifar10 import HELD_OUT, TRAIN
+from jobs.folders import complete
 from launcher.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.process
@@ -22,7 +23,7 @@ def whole_and_broken(start: Start, folder: Path, recipe: dict[str, Any], **optio
     whole = start(folder / "whole", recipe, **options)
     assert set(whole.wait()) == {0}, whole.log()
     broken = start(folder / "broken", recipe, **options)
-    broken.until_step(13)
+    broken.until(lambda: bool(complete(broken.run_dir / "checkpoints")))
     broken.signal(signal.SIGKILL)
     broken.wait()
     last = start(folder / "broken", recipe, attempt=2, **options)
@@ -41,7 +42,7 @@ def test_a_gpt_learns_a_text_that_two_nodes_prepare_once(start: Start, tmp_path:
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 100)
     recipe = tiny(
         model={"name": "gpt", "layers": 1, "heads": 2, "width": 32, "context": 16, "dropout": 0.1},
-        train={"until": "30 steps", "eval_every": "15 steps"},
+        train={"until": "60 steps", "eval_every": "30 steps"},
         checkpoint={"every": "10 steps"},
     )
     del recipe["model"]["in_features"], recipe["model"]["hidden"], recipe["model"]["classes"]
@@ -69,7 +70,7 @@ def test_a_resnet_sees_each_image_moved_and_mirrored_as_before(start: Start, tmp
         rows = generator.integers(0, 256, (12, 3073), dtype=np.uint8)
         rows[:, 0] %= 10
         rows.tofile(tmp_path / "cifar" / name)
-    recipe = tiny(train={"until": "20 steps", "eval_every": None}, checkpoint={"every": "5 steps"})
+    recipe = tiny(train={"until": "30 steps", "eval_every": None}, checkpoint={"every": "5 steps"})
     recipe["model"] = {"name": "resnet18", "channels": 4}
     recipe["data"] = {
         "name": "cifar10",

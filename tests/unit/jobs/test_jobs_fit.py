@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import torch
 
 from jobs.data.base import Data
 from jobs.fit import check_fit, data_changes
@@ -13,7 +15,7 @@ from jobs.tasks.language_modelling import language_modelling
 from jobs.tasks.regression import regression
 from launcher.recipe.schema import ModelSection
 
-SAMPLES: Any = range(50)
+SAMPLES: Any = [(torch.zeros(1, 28, 28), 0)] * 50
 
 
 def check(task: Task, classes: int | None, model: dict[str, Any]) -> None:
@@ -57,7 +59,7 @@ def test_a_model_for_as_many_classes_as_the_data_has_goes(task: Task, classes: i
         (
             classification(),
             1000,
-            {"name": "resnet18"},
+            {"name": "resnet18", "in_channels": 1},
             ["model.classes: 10, and the data has 1,000 classes; make it 1000"],
         ),
     ],
@@ -66,6 +68,28 @@ def test_a_model_for_fewer_is_refused_with_both_numbers(task: Task, classes: int
     with pytest.raises(OptionError) as caught:
         check(task, classes, model)
     assert str(caught.value).splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("model", "lines"),
+    [
+        ({"name": "mlp"}, ["model.in_features: 784, and a sample of the data is 3 x 32 x 32; make it 3072"]),
+        (
+            {"name": "convnet"},
+            [
+                "model.in_channels: 1, and a sample of the data is 3 x 32 x 32; make it 3",
+                "model.image_size: 28, and a sample of the data is 3 x 32 x 32; make it 32",
+            ],
+        ),
+        ({"name": "resnet18"}, []),
+    ],
+)
+def test_a_model_for_other_samples_is_refused_with_both_shapes(model: Any, lines: list[str]) -> None:
+    samples: Any = [(torch.zeros(3, 32, 32), 0)]
+    with pytest.raises(OptionError) if lines else nullcontext() as caught:
+        check_fit(ModelSection.model_validate(model), Data(samples, classes=10), classification())
+    if caught is not None:
+        assert str(caught.value).splitlines() == lines
 
 
 def test_other_data_than_the_checkpoint_had_is_said() -> None:
