@@ -123,6 +123,7 @@ def make_task(job: Job, source: Source) -> Task:
 def share_model(job: Job, world: World, device: torch.device) -> tuple[Grid, Shared]:
     """Where this rank stands, and the network as the strategy shares it between the ranks."""
     section = job.recipe.parallelism
+    _check_comm(job)
     grid = place_on_mesh(job, world, device)
     set_deterministic(job.train.deterministic)
     net = make_model(job)
@@ -130,6 +131,21 @@ def share_model(job: Job, world: World, device: torch.device) -> tuple[Grid, Sha
     prepare_layers(net, job.train, strategy=section.name, is_cut=is_cut, device=device)
     shared: Shared = registry.build("strategy", section.name, section.options, net, grid, device)
     return grid, shared
+
+
+def _check_comm(job: Job) -> None:
+    """powersgd adds what it left out of a step to a later one: a gradient that is not finite would stay for ever."""
+    if job.recipe.parallelism.options.get("comm") != "powersgd":
+        return
+    wrong = {
+        "train.precision: fp16": job.train.precision == "fp16",
+        f"faults.on_nan: {job.recipe.faults.on_nan}": job.recipe.faults.on_nan != "stop",
+    }
+    if given := " and ".join(key for key, is_wrong in wrong.items() if is_wrong):
+        raise registry.OptionError(
+            f"parallelism.comm: powersgd does not go with {given}: a gradient that is not finite would stay in what it "
+            "remembers; use comm: fp16 or bf16"
+        )
 
 
 def make_optimizer(job: Job, net: nn.Module) -> Optimizer:

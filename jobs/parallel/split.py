@@ -12,6 +12,8 @@ from jobs.parallel.balance import balanced
 from jobs.parallel.base import Pass, Shared
 from jobs.registry import OptionError, strategy
 
+ON_CPU = "parallelism.strategy: split has no GPUs to divide the model between: on CPU all parts are in one memory"
+
 
 class Split(Shared):
     """Each device has some of the layers, one after the other; what lies between two layers goes where the next is."""
@@ -63,7 +65,10 @@ def split(net: nn.Module, grid: Grid, device: torch.device, *, devices: int = 0)
             f"parallelism.strategy: split cuts between the layers of an nn.Sequential, and the model is a "
             f"{type(net).__name__}"
         )
-    return Split(net, _devices(device, devices))
+    shared = Split(net, _devices(device, devices))
+    if device.type == "cpu":
+        shared.remarks = (ON_CPU,)
+    return shared
 
 
 def _devices(first: torch.device, wanted: int) -> list[torch.device]:
