@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from jobs import registry
 from jobs.data.synthetic import synthetic
 from jobs.pace import flops_per_sample, make_pace, pace_text, peak_of
 from jobs.parts import Parts
@@ -93,3 +95,33 @@ def test_the_peak_of_a_gpu_is_known_by_its_name(name: str, tflops: float) -> Non
 @pytest.mark.parametrize("name", ["", "NVIDIA GeForce GTX 1080", "NVIDIA A1000"])
 def test_an_unknown_gpu_has_no_peak(name: str) -> None:
     assert peak_of(name) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_mfu_of_a_gpt_on_a_gpu_is_a_share() -> None:
+    """A forward and backward in bf16 whose time is measured: more than nothing, and less than the peak."""
+    name = torch.cuda.get_device_name()
+    if peak_of(name) is None:
+        pytest.skip(f"the peak of {name} is not known")
+    options = {"layers": 4, "heads": 16, "width": 1024, "context": 1024, "vocabulary": 1024}
+    net = registry.build("model", "gpt", options).cuda()
+    inputs = torch.randint(1024, (16, 1024), device="cuda")
+    samples = synthetic(kind="tokens", shape="1024", classes=1024, samples=1, eval_samples=0).load().train
+    pace = make_pace(section(name="gpt", **options), net, samples, language_modelling(), device_name=name, ranks=1)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            outputs = net(inputs)
+            loss = language_modelling().loss(outputs, inputs)
+        loss.backward()
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    begin_s = time.perf_counter()
+    for _ in range(10):
+        step()
+    torch.cuda.synchronize()
+    mfu = pace(160 / (time.perf_counter() - begin_s))["mfu"]
+    assert 0.02 < mfu < 1, mfu
