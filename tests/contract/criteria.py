@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from launched import LAUNCH, LIMIT_S
+from outermost import OUTERMOST
 
 from launcher.runs.metrics import read_metrics
 from launcher.runs.rundir import RunDir
@@ -30,7 +31,9 @@ CLEAN_S = 10.0
 """How long what belongs to a run may outlive it."""
 BITS = ("train/loss", "train/lr", "samples_seen", "eval/loss", "eval/accuracy")
 
-SITECUSTOMIZE = r"""
+SITECUSTOMIZE = (
+    OUTERMOST
+    + r"""
 import hashlib, json, os, re, sys, time
 
 SLOW_S = float(os.environ.get("TEST_STEP_S", "0"))
@@ -38,7 +41,7 @@ HOLD_AT = int(os.environ.get("TEST_HOLD_AT", "0"))
 
 def saw(module, inputs):
     # Of each micro-batch: which samples, in which step. The trainer is who has called, and knows the step.
-    if type(module).__name__ != "DistributedDataParallel" or "LAUNCH_RUN_DIR" not in os.environ:
+    if "LAUNCH_RUN_DIR" not in os.environ or not outermost():
         return
     frame = sys._getframe(1)
     while frame is not None and type(frame.f_locals.get("self")).__name__ != "Trainer":
@@ -58,6 +61,7 @@ if re.search(r"launcher[./]agent", " ".join(sys.orig_argv)):
     from torch.nn.modules.module import register_module_forward_pre_hook
     register_module_forward_pre_hook(saw)
 """
+)
 
 
 def install(folder: Path) -> dict[str, str]:

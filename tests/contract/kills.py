@@ -12,12 +12,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from outermost import OUTERMOST
+
 VARIABLE = "KILLS_OF_THIS_TEST"
 BETWEEN = ("forward", "optimizer", "updated")
 INSIDE = ("bucket", "half")
 """Between two buckets, and inside the optimizer step."""
 
-HOOKS = r"""
+HOOKS = (
+    OUTERMOST
+    + r"""
 import json, os, signal, sys, time
 import torch, torch.distributed
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -47,7 +51,7 @@ def here(phase):
         os.kill(os.getpid(), signal.SIGKILL)
 
 def forward(module, inputs):
-    if type(module).__name__ != "DistributedDataParallel":
+    if not outermost():
         return
     if state["trainer"] is None:
         frame = sys._getframe()
@@ -90,6 +94,7 @@ register_optimizer_step_pre_hook(lambda *_: here("optimizer"))
 register_optimizer_step_post_hook(updated)
 torch._fused_adamw_ = half_of_it(torch._fused_adamw_)
 """
+)
 
 SITECUSTOMIZE = f"""
 import os, re, sys

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from launched import LAUNCH, LIMIT_S, Launch, Launched
+from outermost import OUTERMOST
 from tiny import tiny
 
 from launcher.runs.metrics import read_metrics
@@ -32,7 +33,9 @@ TIMEOUT_S = 5.0
 NOTICED_S = HANG_S + 10.0
 """A machine that does other things too may take so much longer."""
 
-SITECUSTOMIZE = r"""
+SITECUSTOMIZE = (
+    OUTERMOST
+    + r"""
 import json, os, re, signal, sys, time
 
 PLAN = json.loads(os.environ.get("FREEZES_OF_THIS_TEST", "[]"))
@@ -66,7 +69,7 @@ def here(phase):
     HOW[freeze["how"]]()
 
 def forward(module, inputs):
-    if type(module).__name__ == "DistributedDataParallel":
+    if outermost():
         here("forward")
 
 def updated(*_):
@@ -80,6 +83,7 @@ if PLAN and re.search(r"launcher[./]agent", " ".join(sys.orig_argv)):
     register_optimizer_step_pre_hook(lambda *_: here("optimizer"))
     register_optimizer_step_post_hook(updated)
 """
+)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from launched import LAUNCH, LIMIT_S, Launch
+from outermost import OUTERMOST
 from tiny import tiny
 
 from launcher.runs.metrics import read_metrics
@@ -54,7 +55,9 @@ IN_A_SAVE = (
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGSEGV", "SIGSEGV", "SIGTERM")
 """TERM is rarer: it stops the run, and a new one takes seconds to start."""
 
-SITECUSTOMIZE = r"""
+SITECUSTOMIZE = (
+    OUTERMOST
+    + r"""
 import json, os, re, resource, signal, sys
 
 PLAN = json.loads(os.environ.get("KILLS_OF_THIS_TEST", "[]"))
@@ -88,7 +91,7 @@ def audit(event, args):
         here("rename " + ("step" if name.startswith("step-") else name))
 
 def forward(module, inputs):
-    if type(module).__name__ == "DistributedDataParallel":
+    if outermost():
         if state["trainer"] is None:
             frame = sys._getframe()
             while type(frame.f_locals.get("self")).__name__ != "Trainer":
@@ -105,6 +108,7 @@ if PLAN and re.search(r"launcher[./]agent", " ".join(sys.orig_argv)):
     register_optimizer_step_post_hook(lambda *_: here("updated"))
     sys.addaudithook(audit)
 """
+)
 
 
 @dataclass(frozen=True)
