@@ -280,3 +280,17 @@ def test_by_hand_under_torchrun(tmp_path: Path) -> None:
     [summary] = [event for event in read_events(tmp_path / "runs" / "tiny-torchrun") if event["event"] == "summary"]
     assert summary["step"] == 10
     assert done.stdout.splitlines()[-1] == f"weights_sha256 {summary['weights_sha256']}"
+
+
+def test_gradients_in_one_row_or_in_buckets_make_the_same_weights(start: Start, tmp_path: Path) -> None:
+    """Two ranks: then both ways add the same two numbers, and a factor of two costs no bit."""
+    found = []
+    for name, parallelism in (("row", {}), ("buckets", {"strategy": "ddp", "bucket_cap_mb": 24})):
+        recipe = tiny(train={"until": "40 steps", "eval_every": None}, parallelism=parallelism)
+        group = start(tmp_path / name, recipe)
+        assert group.wait() == [0, 0], group.log()
+        found.append(
+            (group.weights, [line["train/loss"] for line in read_metrics(group.metrics) if "train/loss" in line])
+        )
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
