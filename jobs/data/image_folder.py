@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,10 +59,12 @@ class ImageFolder:
     augment: bool
 
     def prepare(self) -> None:
-        """Look whether the images are there. Raises DataError."""
+        """Look whether there are folders of images. Raises DataError."""
         if importlib.util.find_spec("PIL") is None:
             raise DataError("data: image_folder reads images with Pillow, which is not installed: pip install pillow")
-        self.load()
+        for root, key in ((self.root, "data.root"), (self.eval_root, "data.eval_root")):
+            if root is not None:
+                list_classes(root, key)
 
     def load(self) -> Data:
         """List the images. Raises DataError where there are none."""
@@ -85,21 +88,25 @@ class Images:
     """Images by index, with the number of their class."""
 
     def __init__(
-        self, classes: Sequence[str], files: dict[str, list[Path]], *, size: int, augment: bool = False
+        self, classes: Sequence[str], files: dict[str, list[str]], *, size: int, augment: bool = False
     ) -> None:
-        self._files = [(path, number) for number, name in enumerate(classes) for path in files.get(name, ())]
+        paths = [(os.fsencode(path), number) for number, name in enumerate(classes) for path in files.get(name, ())]
+        # arrays, for there may be millions: loader processes share them, where each object would be copied when it is
+        # looked at
+        self._paths = np.array([path for path, _ in paths], dtype=np.bytes_)
+        self._classes = np.array([number for _, number in paths], dtype=np.int64)
         self._size, self._augment = size, augment
         self.draws = augment
         self._mean, self._std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._paths)
 
     def __getitem__(self, index: int, /) -> Batch:
         """(3, size, size) and the class. Raises DataError for a file that is no image."""
         from PIL import Image, UnidentifiedImageError
 
-        path, number = self._files[index]
+        path = os.fsdecode(bytes(self._paths[index]))
         try:
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
@@ -109,7 +116,7 @@ class Images:
         if self._augment and random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
-        return pixels.sub_(self._mean).div_(self._std).contiguous(), torch.tensor(number)
+        return pixels.sub_(self._mean).div_(self._std).contiguous(), torch.tensor(self._classes[index])
 
     def _box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """What is cut out of an image, before it is scaled: (left, upper, right, lower) in pixels."""
@@ -126,22 +133,28 @@ class Images:
         return left, upper, left + side, upper + side
 
 
-def list_images(root: Path, key: str) -> dict[str, list[Path]]:
+def list_images(root: Path, key: str) -> dict[str, list[str]]:
     """The images of each class, by name. Raises DataError, with the key, where there is no folder with images."""
-    if not root.is_dir():
-        raise DataError(f"{key}: there is no folder {root.absolute()}")
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not folders:
-        raise DataError(f"{key}: {root.absolute()} has no folders; each class has one, with its images in it")
-    images = {folder.name: _images(folder) for folder in folders}
+    images = {folder.name: _images(folder) for folder in list_classes(root, key)}
     if empty := [name for name, files in images.items() if not files]:
         kinds = " ".join(ENDINGS)
         raise DataError(f"{key}: {root.absolute()} has folders without images ({kinds}): {_few(empty)}")
     return images
 
 
-def _images(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS)
+def list_classes(root: Path, key: str) -> list[Path]:
+    """The folder of each class. Raises DataError, with the key, where there is none."""
+    if not root.is_dir():
+        raise DataError(f"{key}: there is no folder {root.absolute()}")
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        raise DataError(f"{key}: {root.absolute()} has no folders; each class has one, with its images in it")
+    return folders
+
+
+def _images(folder: Path) -> list[str]:
+    found = (f"{place}/{name}" for place, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if path.lower().endswith(ENDINGS))
 
 
 def _few(names: Sequence[Any]) -> str:
