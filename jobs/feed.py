@@ -39,7 +39,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copying(self) -> AbstractContextManager[Any]:
         """Copies that are begun within go into this stream."""

@@ -29,6 +29,7 @@ class Gradients:
         grid = parts.grid
         self._buffers = SharedBuffers(parts.net, ranks=grid.degrees.data, group=grid.data_group, source=grid.data_first)
         self._check = GradientCheck(parts.net, parts.grid, self._add, row=parts.shared.gradients)
+        self._scale, self._scale_tensor = math.nan, torch.zeros(())
         self._parameters = list(parts.net.parameters())
         self._late: tuple[Callable[[], float], int] | None = None
         """How the loss is read that is on its way from the GPU, and of how many samples it is."""
@@ -109,12 +110,19 @@ class Gradients:
             count=count,
             counted=counted,
             loss=parts.task.loss,
+            loss_gradient=None if parts.precision.may_overflow else self._loss_gradient(scale),
             scaled=lambda loss: parts.precision.scaled(loss * scale),
             precision=parts.precision.around_forward,
             before_forward=parts.marks.rest,  # the network's own forward is work again
             before_last_backward=before_last_backward,
         )
         parts.shared.run(work)
+
+    def _loss_gradient(self, scale: float) -> Tensor:
+        """The same for as long as batches are whole."""
+        if scale != self._scale:
+            self._scale, self._scale_tensor = scale, torch.tensor(scale, device=self._parts.device)
+        return self._scale_tensor
 
     def _here(self, batch: Batch) -> Batch:
         inputs, targets = batch

@@ -50,7 +50,7 @@ class QuickAdamW(AdamW):
         updates = []
         for group in self.param_groups:
             parameters = [each for each in group["params"] if each.grad is not None]
-            updates.append((group, parameters, [self.state.get(each) for each in parameters]))
+            updates.append((group, parameters, [self.state.get(each) or {} for each in parameters]))
         # the first step makes the state; a scaler of fp16 gives this one what it has found
         is_whole = all(all(slots) for _, _, slots in updates) and not hasattr(self, "found_inf")
         if closure is not None or not is_whole or not self._is_plain:

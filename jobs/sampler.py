@@ -88,7 +88,8 @@ def _share(sampler: Sampler, samples_seen: int) -> Share:
     mine = batch[sampler.rank :: sampler.world_size]
     most = -(-len(batch) // sampler.world_size)  # rank 0 has so many samples
     count = -(-most // sampler.micro_batch_size)
-    own = torch.tensor_split(mine, min(count, len(mine))) if len(mine) else ()  # evenly: none is left with one
+    parts = min(count, len(mine))
+    own = torch.tensor_split(mine, parts) if parts > 1 else (mine,) * parts  # evenly: none is left with one sample
     idle = (batch[:2],) * (count - len(own))  # a batch norm wants two
     return Share(
         epoch=samples_seen // sampler.num_samples,

@@ -26,6 +26,8 @@ class Pass:
     """(outputs, targets) -> the loss, summed over the samples."""
     scaled: Callable[[Tensor], Tensor]
     """The loss as it goes into the backward: ranks average their gradients, and the average is to be the mean."""
+    loss_gradient: Tensor | None = None
+    """With what the backward of a loss may begin in place of `scaled`: the same to the bit, and two operations less."""
     precision: Callable[[], AbstractContextManager[Any]]
     """Around each forward and its loss."""
     before_forward: Callable[[], None]
@@ -75,7 +77,10 @@ class Shared:
                 total = loss.detach() if total is None else total + loss.detach()
                 if is_last:
                     work.before_last_backward(total)
-                torch.autograd.backward(work.scaled(loss))
+                if work.loss_gradient is None:
+                    torch.autograd.backward(work.scaled(loss))
+                else:
+                    torch.autograd.backward(loss, work.loss_gradient)
 
     def loss(self, work: Pass, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of one micro-batch, summed over its samples."""
