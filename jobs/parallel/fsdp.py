@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -21,12 +22,14 @@ def fsdp(
     *,
     reshard_after_forward: bool = True,
     sync_each_batch: bool = False,
+    gather: Literal["fp32", "bf16"] = "fp32",
 ) -> Shared:
     """Each rank holds a shard of parameters, gradients and optimizer; a layer is whole while it computes (FSDP2).
 
     Args:
         reshard_after_forward: Layers are given up after the forward, and gathered again in the backward: less memory.
         sync_each_batch: Gradients travel with each micro-batch: less memory with `accumulate`, and more traffic.
+        gather: What layers travel and compute as. bf16 = half of the bytes; gradients and optimizer stay in fp32.
     """
-    shard = partial(shard_layers, grid=grid, reshard_after_forward=reshard_after_forward)
+    shard = partial(shard_layers, grid=grid, reshard_after_forward=reshard_after_forward, gather=gather)
     return mix(net, grid, device, shard=shard, sync_each_batch=sync_each_batch)

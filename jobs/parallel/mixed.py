@@ -67,14 +67,17 @@ def _share_out(net: nn.Module, grid: Grid, device: torch.device, shard: Shard) -
     net.to(device)  # the rest: each layer was brought there as it was divided, so the whole was never there
 
 
-def shard_layers(net: nn.Module, grid: Grid, *, reshard_after_forward: bool = True) -> None:
+def shard_layers(net: nn.Module, grid: Grid, *, reshard_after_forward: bool = True, gather: str = "fp32") -> None:
     """Make FSDP2 modules of the layers of a network, and of what is left. In place, and names stay as they are."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    policy = MixedPrecisionPolicy()
+    if gather == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     mesh = grid.axis("fsdp") if grid.degrees.dp == 1 else grid.axis("dp", "fsdp")
     for layer in layers_of(net):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
-    fully_shard(net, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    fully_shard(net, mesh=mesh, mp_policy=policy)
 
 
 def layers_of(net: nn.Module) -> list[nn.Module]:

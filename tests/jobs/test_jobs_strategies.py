@@ -165,6 +165,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any], float]] = {
     "ddp-fp16": ("ddp", {"comm": "fp16"}, {}, 1e-3),
     "ddp-powersgd": ("ddp", {"comm": "powersgd", "powersgd_start": 3}, {}, 0.1),
     "fsdp in fp16": ("fsdp", {}, {"precision": "fp16", "clip_norm": 1.0}, 1e-2),
+    "fsdp and bf16 layers": ("fsdp", {"gather": "bf16"}, {}, 1e-2),
     "tp in fp16": ("tp-4", {}, {"precision": "fp16"}, 1e-2),
     "pp in bf16": ("pp", {}, {"precision": "bf16", "activation_checkpointing": True}, 1e-2),
     "tp and sgd": ("tp-4", {}, {"optimizer": {"name": "sgd", "lr": 1e-3, "momentum": 0.9}}, 0.5),
