@@ -39,8 +39,8 @@ def text(
     """The bytes of any files, or the tokens of a tokenizer, to predict the next from those before it.
 
     Args:
-        path: A file, a folder (with all that is in it), a pattern (`books/*.txt`), or `stdlib`: the sources of Python's
-            own standard library. Relative to the workdir.
+        path: A file, a folder (with all that is in it, but for hidden files), a pattern (`books/*.txt`), or `stdlib`:
+            the sources of Python's own standard library. Relative to the workdir.
         pattern: Names of the files that are taken from a folder, as in `*.py`.
         context: Tokens of a sample.
         tokenizer: A tokenizer.json of Hugging Face, or the folder with it. Without one each byte is a token, of 256.
@@ -132,7 +132,7 @@ class Text:
                 if not set(file.relative_to(path).parts[:-1]) & set(_LEFT_OUT):
                     yield file
         elif path.is_dir():
-            yield from (file for file in path.rglob(self.pattern) if file.is_file())
+            yield from (file for file in path.rglob(self.pattern) if file.is_file() and not _hidden(file, path))
         elif path.is_file():
             yield path
         else:
@@ -155,3 +155,7 @@ class Text:
         except FileNotFoundError:
             return None
         return record
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    return any(name.startswith(".") or name == "__pycache__" for name in file.relative_to(folder).parts)
