@@ -32,8 +32,8 @@ class Split(Shared):
         super().__init__(net)
 
     def loss(self, work: Pass, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Where the last layer is."""
-        return work.loss(outputs, targets.to(outputs.device, non_blocking=True))
+        """Made where the last layer is; the number itself comes to the first device, as the trainer knows it there."""
+        return work.loss(outputs, targets.to(outputs.device, non_blocking=True)).to(self._first)
 
     def evaluate(self, inputs: Tensor) -> Tensor:
         """Outputs on the device of the inputs."""

@@ -143,7 +143,7 @@ def test_between_two_devices_the_activations_move() -> None:
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         seen.append(targets.device.type)
-        return outputs.sum()
+        return torch.zeros(())
 
     work = Pass(
         batches=iter([]),

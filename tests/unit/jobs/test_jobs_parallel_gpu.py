@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from jobs import registry
 from jobs.mesh import Grid, make_grid
 from jobs.models.gpt import gpt
 from jobs.models.mlp import mlp
-from jobs.parallel.base import Shared
+from jobs.parallel.base import Pass, Shared
 from jobs.parallel.mixed import shard_layers
 from jobs.parallel.split import Split
 from jobs.parallel.tensor import share_layers
@@ -50,6 +51,22 @@ def test_between_a_gpu_and_the_host_the_activations_move() -> None:
     assert shared.evaluate(inputs.cuda()).device.type == "cuda"
     for one, other in zip(gradients(shared, inputs.cuda()), expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    net.zero_grad()
+    batch = (inputs.cuda(), torch.zeros(4, 3, device="cuda"))
+    told: list[torch.Tensor] = []
+    work = Pass(
+        batches=iter([batch]),
+        count=1,
+        counted=1,
+        loss=lambda outputs, targets: (outputs - targets).square().mean(),
+        scaled=lambda loss: loss,
+        precision=nullcontext,
+        before_forward=lambda: None,
+        before_last_backward=told.append,
+        loss_gradient=torch.ones((), device="cuda"),
+    )
+    shared.run(work)
+    assert told[0].device.type == "cuda"
 
 
 def test_copies_in_one_process_have_the_gradients_of_one() -> None:
