@@ -155,7 +155,8 @@ class Gradients:
     def _seed(self, step: int) -> None:
         """Random draws of a step (dropout) depend on the step and the share, not on what was drawn before."""
         parts = self._parts
-        seed = derive_seed("step", parts.sampler.seed, step, parts.grid.data_rank)
+        stage = parts.grid.place["pp"]  # not of tp: what its ranks compute alike must be dropped alike
+        seed = derive_seed("step", parts.sampler.seed, step, parts.grid.data_rank, *([stage] if stage else []))
         torch.default_generator.manual_seed(seed)
         if parts.device.type == "cuda":
             torch.cuda.manual_seed(seed)

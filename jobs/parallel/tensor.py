@@ -6,7 +6,8 @@ pair takes one all-reduce forward and one backward. A module says which of its l
 
     tp_plan() -> {"attn.q": "colwise", ..., "attn.proj": "rowwise"}
 
-Of an nn.Sequential they are found. All other layers are computed by all ranks of the axis alike.
+Of an nn.Sequential they are found. All other layers are computed by all ranks of the axis alike, so they must draw the
+same random numbers; a dropout within a pair therefore drops the same places of each rank's part.
 """
 
 from __future__ import annotations
