@@ -88,7 +88,8 @@ from jobs.registry import model
 @model("normed")
 def normed():
     return nn.Sequential(
-        nn.Linear(20, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4)
+        nn.Linear(20, 12), nn.BatchNorm1d(12), nn.ReLU(),
+        nn.Linear(12, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4),
     )
 """
 
@@ -140,7 +141,7 @@ def weights_of_checkpoint(ranks: Ranks, model: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("name", with_long(["fsdp", "tp", "pp"], ["hsdp", "fsdp-tp", "ddp-pp"]))
 def test_killed_once_and_resumed_it_ends_with_the_same_bits(start: Start, tmp_path: Path, name: str) -> None:
-    """Of models with a batch norm, where they can be cut so: its statistics are those of one rank."""
+    """Some models with a batch norm, whose statistics are those of one rank, and with dropout."""
     parallelism, world, accumulate, model = ALL_CASES[name]
     (tmp_path / "normed.py").write_text(NORMED)
     if model is MLP:

@@ -259,6 +259,23 @@ def test_a_state_of_another_run_is_not_taken(tmp_path: Path) -> None:
     )
 
 
+def test_ranks_that_share_the_model_out_go_on_from_the_disk(tmp_path: Path) -> None:
+    """An elastic run may have had one rank, which kept its state whole, and have two now."""
+    training = Training(tmp_path)
+    training.step()
+    training.checkpoints.save(training.state, training.progress, None)
+    training.step()
+    training.kept.write(training.memory)
+    world = World(rank=0, size=1, local_rank=0, local_size=1, node=1)
+    memory = Memory(training.memory, world, run_id="run-a")
+    store = Checkpoints(training.checkpoints.folder, run_id="run-a", attempt=2, keep=3, best=None, memory=memory)
+    state = new()
+    state.elsewhere = frozenset({"of another stage"})
+    choice, progress = store.resume(Meeting(dist.HashStore(), world), state, None)
+    assert progress.step == 1
+    assert "step-2 in the memory of node 1 is of no use to ranks that share the model out" in choice.sentence()
+
+
 def test_a_state_under_the_name_of_another_step_is_not_taken(tmp_path: Path) -> None:
     training = Training(tmp_path)
     training.step()
