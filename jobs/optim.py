@@ -44,6 +44,9 @@ class QuickAdamW(AdamW):
     Of a small model most of torch's step goes into finding out that all parameters are ordinary tensors of one type.
     """
 
+    of_torch = "AdamW"
+    """Under this name it is saved: a checkpoint of either goes on with the other."""
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update all parameters that have a gradient."""

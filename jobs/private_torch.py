@@ -6,6 +6,7 @@ They have no public name. (What the agent needs is in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, Store  # where they are defined; torch.distributed re-exports them
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "buffers_of",
     "copy_each",
     "dump_memory_history",
+    "gathered",
     "narrow_tensor_by_index",
     "norm_of_each",
     "record_memory_history",
@@ -38,6 +41,13 @@ def copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into its target, in one call: the interpreter is free meanwhile."""
     if targets:
         torch._foreach_copy_(list(targets), list(sources))
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """A tensor whose parts are on several ranks, whole on each of them; they all ask for it."""
+    # What torch says there of speed (one gather per axis of the mesh) is of no use to anybody, at the end of a run.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def norm_of_each(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

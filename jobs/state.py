@@ -81,7 +81,7 @@ class TrainingState:
         groups = zip(self.optimizer.param_groups, self._made_with, strict=True)
         changes = [_changes(f"group {k}", _options(group), made) for k, (group, made) in enumerate(groups)]
         return {
-            "name": type(self.optimizer).__name__,
+            "name": kind_of(self.optimizer),
             "groups": changes[:1] if self._groups_are_alike and _all_same(changes) else changes,
             "state": {name: _describe(name, slots) for name, slots in self._slots().items()},
         }
@@ -135,7 +135,7 @@ class TrainingState:
         self, numbers: Numbers, saved: Mapping[str, TensorStorageMetadata]
     ) -> tuple[_Slots, dict[str, Tensor], list[str]]:
         """The optimizer's state with memory for what is to be read, that memory by name, and what does not fit."""
-        here = type(self.optimizer).__name__
+        here = kind_of(self.optimizer)
         if numbers["name"] != here:
             return {}, {}, [f"optimizer: {numbers['name']} in the checkpoint, {here} here"]
         slots: _Slots = {}
@@ -186,6 +186,11 @@ class TrainingState:
     def _slots(self) -> dict[str, Mapping[str, Any]]:
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.net.named_parameters()}
         return {names[parameter]: slots for parameter, slots in self.optimizer.state.items()}
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """Its name in a checkpoint: of the class of torch where it is one of ours that computes the same (`of_torch`)."""
+    return str(getattr(optimizer, "of_torch", type(optimizer).__name__))
 
 
 def together(of_ranks: Iterable[Numbers]) -> Numbers:

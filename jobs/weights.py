@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from jobs.mesh import Grid
+from jobs.private_torch import gathered
 
 
 def weights_sha256(net: nn.Module, grid: Grid | None = None) -> str:
@@ -38,13 +37,6 @@ def _whole(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
     state = net.state_dict()
     for name in sorted(state):
         yield name, gathered(state[name])
-
-
-def gathered(tensor: Tensor) -> Tensor:
-    """A tensor whose parts are on several ranks, whole on each of them; they all ask for it."""
-    # What torch says there of speed (one gather per axis of the mesh) is of no use to anybody, once per run.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _pipelined(net: nn.Module, grid: Grid) -> Iterator[tuple[str, Tensor]]:
