@@ -104,4 +104,5 @@ def _computes(event: Any, main: int, *, on_gpu: bool) -> bool:
     if on_gpu:
         return _is_on_gpu(event) and not event.is_user_annotation and _COMMUNICATION.match(event.name) is None
     is_work = _COMPUTED.match(event.name) is not None and _AROUND.match(event.name) is None
-    return event.thread == main and is_work and not _is_on_gpu(event)
+    # a range that a library has marked (`FSDP::all_gather`) waits as well as computes
+    return event.thread == main and is_work and not event.is_user_annotation and not _is_on_gpu(event)

@@ -32,6 +32,7 @@ def test_on_a_cpu_the_input_comes_first_and_what_overlaps_counts_once() -> None:
         event("autograd::engine::evaluate_function: MmBackward0", 20, 95),  # only around the work of others
         event("gloo:all_reduce", 50, 80, thread=2),
         event("aten::copy_", 80, 100, thread=3),  # somebody else's
+        event("FSDP::all_gather", 60, 95, note=True),  # a range that waits for the others
         event("aten::mm", -50, 10),  # before the first step
     ]
     assert divide_time(events, on_gpu=False) == {"compute": 0.4, "communication": 0.2, "input": 0.2, "other": 0.2}
