@@ -61,7 +61,10 @@ def advice(wait_s: float, train_s: float, means: Means) -> str:
     busy = f"the {count(means.cpus, 'CPU')} of {count(means.ranks, 'rank')} are all in use"
     if now == 0:
         return f"{head}: {busy}; data.loader_workers=1 helps where samples wait for a disk, else make them cheaper"
-    return f"{head} with data.loader_workers={now}: {busy}; make samples cheaper, or give each rank more CPUs"
+    return (
+        f"{head} with data.loader_workers={now}: {busy}; more of them help where samples wait for a disk, "
+        "else make samples cheaper, or give each rank more CPUs"
+    )
 
 
 class Starving:

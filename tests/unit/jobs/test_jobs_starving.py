@@ -32,7 +32,7 @@ def test_no_more_processes_than_there_are_cpus_for() -> None:
     assert advice(80.0, 100.0, means(cpus=8)) == "input-bound 80 %: try data.loader_workers=3"
     assert advice(80.0, 100.0, means(3, cpus=8)) == (
         "input-bound 80 % with data.loader_workers=3: the 8 CPUs of 2 ranks are all in use; "
-        "make samples cheaper, or give each rank more CPUs"
+        "more of them help where samples wait for a disk, else make samples cheaper, or give each rank more CPUs"
     )
     assert advice(80.0, 100.0, means(cpus=2)) == (
         "input-bound 80 %: the 2 CPUs of 2 ranks are all in use; "
