@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from jobs.registry import OptionError
+
 
 class Task(Protocol):
     """What a function decorated with `@task` returns.
@@ -31,3 +33,20 @@ class Task(Protocol):
 
     def metrics(self, loss: float, means: Mapping[str, float]) -> dict[str, float]:
         """Metrics by their names (`eval/accuracy`), from the mean loss and the means of `measures` over all samples."""
+
+
+def check_scores(task: str, outputs: Tensor, targets: Tensor, each: str) -> None:
+    """Raise OptionError where a network does not give one row of scores for each target: (*targets, scores).
+
+    What torch would say of it names neither the model nor the data. each: what a target is, in words.
+    """
+    if not isinstance(outputs, Tensor):
+        given = f"a {type(outputs).__name__}, not a tensor"
+    elif outputs.ndim != targets.ndim + 1 or outputs.shape[:-1] != targets.shape:
+        given = f"numbers of the shape {tuple(outputs.shape)}"
+    else:
+        return
+    wanted = ", ".join([*(str(size) for size in targets.shape), "scores"])
+    raise OptionError(
+        f"train.task: {task} wants scores for {each}, ({wanted}) for these samples, and the network gives {given}"
+    )

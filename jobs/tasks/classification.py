@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jobs.registry import task
+from jobs.tasks.base import check_scores
 
 
 @task("classification")
@@ -30,7 +31,8 @@ class Classification:
     unit: str | None = None
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
+        """Cross-entropy. Raises OptionError where there are not scores for each sample."""
+        check_scores("classification", outputs, targets, "each sample")
         return F.cross_entropy(outputs.float(), targets, reduction="sum", label_smoothing=self.label_smoothing)
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jobs.registry import task
+from jobs.tasks.base import check_scores
 
 
 @task("language_modelling")
@@ -34,7 +35,8 @@ class LanguageModelling:
     unit: str | None = "tokens"
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
+        """Cross-entropy. Raises OptionError where there are not scores for each token."""
+        check_scores("language_modelling", outputs, targets, "each token")
         scores = outputs.flatten(0, 1).float()
         summed = F.cross_entropy(scores, targets.flatten(), reduction="sum", label_smoothing=self.label_smoothing)
         return summed / targets.shape[1]

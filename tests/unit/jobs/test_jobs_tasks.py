@@ -48,6 +48,22 @@ def test_regression_takes_squared_and_absolute_errors() -> None:
     assert task.metrics(4.0, {"absolute": 1.0}) == {"eval/loss": 4.0, "eval/rmse": 2.0, "eval/mae": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("made", "outputs", "targets", "said"),
+    [
+        (language_modelling(), torch.zeros(2, 3), (2, 5), r"each token, \(2, 5, scores\) .* of the shape \(2, 3\)"),
+        (language_modelling(), torch.zeros(2, 4, 7), (2, 5), r"of the shape \(2, 4, 7\)"),
+        (classification(), torch.zeros(2, 7, 4), (2,), r"each sample, \(2, scores\) .* of the shape \(2, 7, 4\)"),
+        (classification(), (torch.zeros(2, 7), None), (2,), "gives a tuple, not a tensor"),
+    ],
+)
+def test_a_network_that_does_not_score_each_target_is_refused_in_words(
+    made: Task, outputs: torch.Tensor, targets: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        made.loss(outputs, torch.zeros(targets, dtype=torch.long))
+
+
 def test_numbers_of_other_shapes_are_not_broadcast() -> None:
     with pytest.raises(OptionError, match=r"the network gives \(1,\) per sample where the data has \(3,\)"):
         regression().loss(VALUES[:, :1], WANTED)
