@@ -19,6 +19,7 @@ from jobs.data.download import cache_folder, locked, part_of
 from jobs.data.encoder import Encoder, tokenizer_file
 from jobs.data.windows import TokenWindows
 from jobs.registry import OptionError, dataset
+from launcher import wording
 
 STDLIB = "stdlib"
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "__pycache__")
@@ -100,7 +101,7 @@ class Text:
             if self.tokens.exists():
                 self.tokens.rename(old)  # whoever reads it goes on doing so; it is removed with the next that is made
             part.rename(self.tokens)
-        print(f"{len(files):,} files of {self.path}: {count:,} tokens, in {self.tokens}", flush=True)
+        print(f"{wording.count(len(files), 'file')} of {self.path}: {count:,} tokens, in {self.tokens}", flush=True)
 
     def load(self) -> Data:
         """Map the tokens into memory. Raises DataError where they are too few for one sample."""

@@ -161,9 +161,9 @@ def _next(record: RunRecord, plan: Plan, name: str) -> str:
     if not record.state.is_final and record.state is not RunState.UNKNOWN:
         commands = [f"launch logs {name} -f", f"launch status {name}", f"launch cancel {name}"]
     elif record.state is RunState.SUCCEEDED:
-        own = "launch train.py --nodes 2 -- --lr 1e-3   (your own torchrun script)"
         last_rank = f"launch logs {name} --rank 1" if plan.world_size > 1 else f"launch logs {name}"
-        commands = [f"launch status {name}", last_rank, *([own] if plan.worker.kind == "job" else [])]
+        after = [f"launch eval {name}", f"launch export {name}"] if plan.worker.kind == "job" else []
+        commands = [f"launch status {name}", last_rank, *after]
     else:
         logs = [f"launch logs {name}"] if record.attempts else []
         commands = [*([f"launch resume {name}"] if plan.resumable else []), *logs, f"launch status {name}"]

@@ -246,6 +246,8 @@ def _next(first: Mapping[str, Any] | None, record: RunRecord, plan: Plan, change
     if record.cause is Cause.CHECKPOINT:
         return [logs, f"launch path {run}"]  # a resume would meet the same checkpoints
     of_code = record.cause in (Cause.WORKER_ERROR, Cause.USAGE, Cause.REPEATED, Cause.HANG)
+    if record.cause is Cause.RECIPE:
+        change = "KEY=VALUE"  # what is wrong is in the message
     of_values = change is None and record.cause in (Cause.OOM, Cause.OOM_HOST, Cause.NAN)
     again = "launch resume" if plan.resumable else "launch rerun"
     if plan.resumable and (of_code or of_values) and plan.worker.kind == "script" and plan.code is not None:

@@ -136,6 +136,19 @@ CASES: dict[str, tuple[dict[str, Any] | None, dict[str, Any] | None, list[dict[s
         BUILT_IN,
     ),
     "built-in-nan": (failure(0, "nan", "FloatingPointError: loss is nan at step 4180"), {}, [], BUILT_IN),
+    "built-in-recipe": (
+        failure(
+            0,
+            "recipe",
+            "OptionError: model.vocabulary: 100, and the data has 256 tokens; make it 256",
+            place="",
+            log_line=1,
+            step=None,
+        ),
+        {"step": None, "checkpoint": {}},
+        [],
+        BUILT_IN,
+    ),
     "no-checkpoint-usable": (
         failure(0, "checkpoint", "CheckpointError: step-40, step-20: every checkpoint is broken"),
         {"cause": "checkpoint", "policy": POLICIES[Cause.CHECKPOINT].why_not},
