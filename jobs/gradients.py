@@ -43,12 +43,24 @@ class Gradients:
         DDP orders its gradients anew after the first backward of a process. With three or more ranks the order of
         their sums, and so the last bit, depends on it: a resumed run would differ from one that was not interrupted.
         """
+        count = self._parts.shared.rehearsal_count
+        self._rehearse(step, [self.feed.peek()] * count, counted=count)
+
+    def rehearse_shapes(self, step: int) -> None:
+        """The same with a whole batch and with the last one of an epoch, the shapes that a training has.
+
+        What torch.compile makes of them is made now: in the middle of a training it would look like a hang.
+        """
+        sampler = self._parts.sampler
+        for seen in (0, (sampler.steps_per_epoch - 1) * sampler.global_batch_size):
+            share = sampler.share(seen)
+            self._rehearse(step, list(map(self._here, self._parts.loader.read(share))), counted=share.counted)
+
+    def _rehearse(self, step: int, batches: list[Batch], *, counted: int) -> None:
         parts = self._parts
         buffers = {name: buffer.clone() for name, buffer in parts.net.named_buffers()}
-        count = parts.shared.rehearsal_count
         self._seed(step)
-        batches = [self.feed.peek()] * count
-        self._run(count, batches, counted=count, scale=1.0, before_last_backward=lambda total: None)
+        self._run(len(batches), batches, counted=counted, scale=1.0, before_last_backward=lambda total: None)
         self.clear()
         for name, buffer in parts.net.named_buffers():
             buffer.copy_(buffers[name])

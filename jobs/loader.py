@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from jobs.data.base import Batch, Samples
-from jobs.sampler import Sampler, derive_seed
+from jobs.sampler import Sampler, Share, derive_seed
 from jobs.shared_memory import check_shared_memory, size_bytes
 
 _Item = tuple[int, Tensor | list[int]]
@@ -64,6 +64,10 @@ class Loader:
         if self._peeked is None:
             self._peeked = self._fetch.alone(next(iter(self._items)))
         return self._peeked
+
+    def read(self, share: Share) -> list[Batch]:
+        """The micro-batches of a share, out of their turn; nothing is taken."""
+        return [self._fetch.alone((share.epoch, indices)) for indices in share.micro_batches]
 
     def start(self) -> None:
         """Let loader processes begin, where there are some."""

@@ -83,6 +83,8 @@ class Parts:
     max_skips: int = 1
     clip_norm: float | None = None
     """train.clip_norm."""
+    compiles: bool = False
+    """train.compile."""
     keeper: Keeper | None = None
     """Keeps the state if another rank dies; None: nobody asks for it."""
     asynchronous: bool = True

@@ -193,6 +193,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         on_nan=job.recipe.faults.on_nan,
         max_skips=job.recipe.faults.max_skips,
         clip_norm=job.train.clip_norm,
+        compiles=job.train.compile,
         asynchronous=job.recipe.checkpoint.asynchronous,
         max_failed_saves=job.recipe.checkpoint.max_failed_saves,
         profiler=make_profiler(job, run_dir, world, device, marks),

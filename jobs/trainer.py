@@ -149,6 +149,8 @@ class Trainer:
     def _train(self, *, stop: bool) -> None:
         if not self.finished:
             self._gradients.rehearse(self.progress.step)
+            if self._parts.compiles:
+                self._gradients.rehearse_shapes(self.progress.step)
         self._begun_s = time.perf_counter()  # what was compiled in the rehearsal is no speed of the training
         self._graphs = graphs_compiled()
         self._rate.lap()

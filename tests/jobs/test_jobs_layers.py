@@ -76,7 +76,8 @@ def test_a_compiled_training_resumes_with_the_same_bits(
     assert last.weights == whole.weights
     assert losses(last) == losses(whole)
     compiled = whole.event("summary")["compiled"]
-    assert compiled["graphs"] > compiled["recompiles"] >= 2, "the last batch of an epoch, and the evaluation"
+    assert compiled["graphs"] - compiled["recompiles"] >= 2, "the last batch of an epoch too, before the first step"
+    assert compiled["recompiles"] >= 1, "the evaluation"
     assert compiled["time_s"] > 0
 
 

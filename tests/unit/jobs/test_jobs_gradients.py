@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 import jobs.gradients
+from jobs.data.base import TensorSamples
 from jobs.gradients import Gradients, read_later
+from jobs.loader import Loader
+from jobs.sampler import Sampler
 
 
 class Told:
@@ -73,3 +76,17 @@ def test_a_number_is_read_without_a_wait_for_what_was_queued_after_it() -> None:
         block = block @ block * 1e-4
     assert read() == 2.5
     assert not torch.cuda.current_stream().query(), "the products are still being computed"
+
+
+def test_shapes_are_rehearsed_before_the_first_step_as_a_training_has_them() -> None:
+    """A whole batch, and the last one of an epoch; on each rank equally many micro-batches."""
+    told: list[list[tuple[int, ...]]] = []
+    for rank in range(2):
+        sampler = Sampler(num_samples=19, global_batch_size=8, seed=0, accumulate=2, rank=rank, world_size=2)
+        made = gradients_on("cpu", Told())
+        made._parts.sampler = sampler  # type: ignore[misc]
+        made._parts.loader = Loader(TensorSamples(torch.zeros(19, 5), torch.zeros(19)), sampler)  # type: ignore[misc]
+        made._rehearse = lambda step, batches, counted: told.append([tuple(each[0].shape) for each in batches])  # type: ignore[method-assign]
+        made.rehearse_shapes(step=7)
+    whole, last = [(2, 5), (2, 5)], [(2, 5)]
+    assert told == [whole, last, whole, [(1, 5)]]
