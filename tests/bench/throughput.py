@@ -22,6 +22,7 @@ import os
 import statistics
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 BATCHES = (128, 1024)
 PEERS = ("textbook", "best", "lightning", "accelerate")
+FRAMEWORKS = ("lightning", "accelerate")
 GOOD: dict[str, float | dict[str, float]] = {
     "textbook": {"convnet": 1.2, "mlp": 2.0},
     "best": 0.97,
@@ -188,6 +190,9 @@ def main() -> None:
     parser.add_argument("--cost", action="store_true", help="what tracking, checkpoints and watching cost")
     parser.add_argument("--json", action="store_true", help="a last line with the figures")
     options = parser.parse_args()
+    for kind in [kind for kind in options.peers if kind in FRAMEWORKS and find_spec(kind) is None]:
+        print(f"{kind} is not installed, and left out (pip install {kind})", file=sys.stderr)
+        options.peers.remove(kind)
     found = measure_cost(options) if options.cost else measure_speed(options)
     print(f"\n{CPU_NOTE} {os.cpu_count()} CPUs.")
     if options.json:
