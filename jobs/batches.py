@@ -38,7 +38,8 @@ class Batches:
         if before is None or (before.world_size, before.accumulate) == (self.world_size, self.accumulate):
             return ""
         return (
-            f"ranks {before.world_size} -> {self.world_size}: accumulate {before.accumulate} -> {self.accumulate}, "
+            f"data-parallel ranks {before.world_size} -> {self.world_size}: "
+            f"accumulate {before.accumulate} -> {self.accumulate}, "
             f"micro-batch {before.micro_batch_size} -> {self.micro_batch_size}; "
             f"global batch {before.global_batch_size} -> {self.global_batch_size}"
         )

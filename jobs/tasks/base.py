@@ -36,10 +36,16 @@ class Task(Protocol):
 
 
 def check_scores(task: str, outputs: Tensor, targets: Tensor, each: str) -> None:
-    """Raise OptionError where a network does not give one row of scores for each target: (*targets, scores).
+    """Raise OptionError where targets are no whole numbers, or a network does not give one row of scores for each.
 
-    What torch would say of it names neither the model nor the data. each: what a target is, in words.
+    What torch would say of it names neither the model nor the data. each: what a target is of, in words.
     """
+    if targets.is_floating_point():
+        kind = str(targets.dtype).removeprefix("torch.")
+        raise OptionError(
+            f"train.task: {task} wants a whole number for {each}, and the data has {kind}; "
+            "the number of its class, or train.task: {name: regression}"
+        )
     if not isinstance(outputs, Tensor):
         given = f"a {type(outputs).__name__}, not a tensor"
     elif outputs.ndim != targets.ndim + 1 or outputs.shape[:-1] != targets.shape:

@@ -29,7 +29,9 @@ def test_on_fewer_ranks_each_accumulates_more_and_back_again() -> None:
     four = first(64, 4)
     two = divide(64, world_size=2, wanted=1, before=four)
     assert (two.accumulate, two.micro_batch_size) == (2, 16)
-    assert two.changes(four) == ("ranks 4 -> 2: accumulate 1 -> 2, micro-batch 16 -> 16; global batch 64 -> 64")
+    assert two.changes(four) == (
+        "data-parallel ranks 4 -> 2: accumulate 1 -> 2, micro-batch 16 -> 16; global batch 64 -> 64"
+    )
     eight = divide(64, world_size=8, wanted=1, before=two)
     assert (eight.accumulate, eight.micro_batch_size, eight.largest) == (1, 8, 16)
     assert divide(64, world_size=4, wanted=1, before=eight) == four, "what once fitted fits again"
@@ -44,7 +46,9 @@ def test_a_person_may_ask_for_larger_micro_batches() -> None:
 @pytest.mark.parametrize(("ranks", "wanted", "parts"), [(3, 1, 3), (2, 3, 6)])
 def test_a_batch_that_does_not_divide_is_refused_with_both_numbers(ranks: int, wanted: int, parts: int) -> None:
     """F070."""
-    with pytest.raises(ValueError, match=rf"global_batch_size: 64 does not divide by {parts} \(data-parallel ranks {ranks} x"):
+    with pytest.raises(
+        ValueError, match=rf"global_batch_size: 64 does not divide by {parts} \(data-parallel ranks {ranks} x"
+    ):
         divide(64, world_size=ranks, wanted=wanted, before=first(64, 4))
 
 
@@ -83,4 +87,4 @@ def test_a_run_that_begins_with_fewer_nodes_than_planned_has_no_larger_micro_bat
     assert before is not None
     alone = divide(16, world_size=2, wanted=1, before=before)
     assert (before.micro_batch_size, alone.micro_batch_size, alone.accumulate) == (4, 4, 2)
-    assert alone.changes(before).startswith("ranks 4 -> 2: accumulate 1 -> 2")
+    assert alone.changes(before).startswith("data-parallel ranks 4 -> 2: accumulate 1 -> 2")

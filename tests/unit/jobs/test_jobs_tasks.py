@@ -64,6 +64,11 @@ def test_a_network_that_does_not_score_each_target_is_refused_in_words(
         made.loss(outputs, torch.zeros(targets, dtype=torch.long))
 
 
+def test_targets_that_are_no_whole_numbers_are_for_another_task() -> None:
+    with pytest.raises(OptionError, match=r"whole number for each sample, and the data has float64; .*regression"):
+        classification().loss(torch.zeros(2, 7), torch.zeros(2, dtype=torch.float64))
+
+
 def test_numbers_of_other_shapes_are_not_broadcast() -> None:
     with pytest.raises(OptionError, match=r"the network gives \(1,\) per sample where the data has \(3,\)"):
         regression().loss(VALUES[:, :1], WANTED)
