@@ -35,6 +35,9 @@ def _not_on_cpu(recipe: Recipe, device: Device) -> Iterator[Finding]:
     if recipe.parallelism.options.get("sync_batchnorm"):
         message = f"parallelism.sync_batchnorm: true, and {why}: PyTorch has SyncBatchNorm for GPUs alone"
         yield Finding("parallelism.sync_batchnorm", message, "sync_batchnorm: false, or device: cuda")
+    if recipe.parallelism.options.get("comm") == "bf16":
+        message = f"parallelism.comm: bf16, and {why}: PyTorch sends gradients in bf16 over NCCL alone"
+        yield Finding("parallelism.comm", message, "comm: fp16 or fp32, or device: cuda")
     if recipe.profiler is not None and recipe.profiler.tool == "memory":
         message = f"profiler.tool: memory, and {why}: it is the history of the memory of a GPU"
         yield Finding("profiler.tool", message, "tool: torch, or device: cuda")

@@ -12,6 +12,7 @@ from launcher.planning.decisions import ON_SLURM, check_training
 from launcher.planning.profiling import check_recording
 from launcher.planning.slurm_nodes import shape_nodes
 from launcher.planning.topology import Device, Remarks, choose_device
+from launcher.recipe.degrees import ONE_PROCESS
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
@@ -29,7 +30,8 @@ def fit(recipe: Recipe, facts: Facts, executor: str) -> Remarks:
     here = Remarks()
     device = choose_device(recipe, facts, here)
     remarks.notes += [f"it would not start here: {problem.message}" for problem in here.problems]
-    if here.problems and recipe.resources.nproc_per_node == "auto" and device.index is None:
+    one = device.index is not None or recipe.parallelism.name in ONE_PROCESS
+    if here.problems and recipe.resources.nproc_per_node == "auto" and not one:
         remarks.notes.append(UNKNOWN)
         return remarks
     return _of_training(recipe, facts, device, remarks, on_slurm=False)

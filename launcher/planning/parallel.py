@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from launcher.planning.strategy_options import check_strategy
 from launcher.planning.topology import Finding
 from launcher.recipe.catalog import catalog
 from launcher.recipe.degrees import ONE_PROCESS, WITH_FSDP, Degrees, DegreesError, resolve_degrees
@@ -34,6 +35,7 @@ def check_sharing(recipe: Recipe, device: Device, remarks: Remarks) -> None:
     why = "" if not is_auto else ", auto: one per GPU" if device.name == "cuda" else ", auto: one on CPU"
     found = _degrees(recipe, nproc, remarks, "" if recipe.parallelism.name in ONE_PROCESS else why)
     _check_batch(recipe, nproc, found, remarks)
+    remarks.problems += check_strategy(recipe)
     remarks.problems += _of_model(recipe)
     remarks.problems += _of_whole_states(recipe)
 

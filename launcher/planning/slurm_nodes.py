@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from launcher.planning.plan import NodePlan
 from launcher.planning.slurm_facts import gpus_in
-from launcher.planning.topology import Device, Finding, Remarks, device_index, uses_all_gpus, workers_of
+from launcher.planning.topology import (
+    Device,
+    Finding,
+    Remarks,
+    check_devices,
+    device_index,
+    uses_all_gpus,
+    workers_of,
+)
 from launcher.wording import count
 
 if TYPE_CHECKING:
@@ -92,6 +100,8 @@ def _device(recipe: Recipe, gpus: int, remarks: Remarks, *, inside: bool) -> Dev
                 f"nproc_per_node: {gpus}, slurm.gpus_per_node: {asked}, or device: cpu",
             )
         )
+    if gpus:
+        check_devices(recipe, gpus, where, remarks)
     nproc, why = workers_of(recipe, max(1, gpus))
     used = max(nproc, gpus) if uses_all_gpus(recipe) else nproc
     if gpus > used:

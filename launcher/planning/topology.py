@@ -88,6 +88,8 @@ def choose_device(recipe: Recipe, facts: Facts, remarks: Remarks) -> Device:
             )
         )
     used = max(nproc, share) if uses_all_gpus(recipe) else nproc
+    if not obstacle:
+        check_devices(recipe, share, "this machine has", remarks)
     if not obstacle and resources.nproc_per_node == "auto" and (idle := num_gpus - used * nodes):
         each = f"{nodes} nodes get {used} each" if nodes > 1 else f"the node gets {used}"
         remarks.notes.append(f"{idle} of {count(num_gpus, 'GPU')} stay idle: {each}")
@@ -133,8 +135,17 @@ def _one_gpu(recipe: Recipe, facts: Facts, index: int, remarks: Remarks, *, know
         there = f"cuda:0 to cuda:{len(facts.gpus) - 1}" if len(facts.gpus) > 1 else "cuda:0 alone"
         message = f"resources.device: {device} was asked for, but this machine has {there}"
         remarks.problems.append(Finding("resources.device", message, "one of these, or cuda"))
+    check_devices(recipe, 1, f"resources.device: {device} is", remarks)
     nproc = 1 if asked == "auto" else asked
     return Device(name="cuda", reason="as asked", nproc_per_node=nproc, nproc_reason="auto: one GPU", index=index)
+
+
+def check_devices(recipe: Recipe, gpus: int, there: str, remarks: Remarks) -> None:
+    """A model is split over no more GPUs than its one process has. there: who gives them, up to the verb."""
+    wanted = recipe.parallelism.options.get("devices")
+    if uses_all_gpus(recipe) and isinstance(wanted, int) and wanted > gpus:
+        message = f"parallelism.devices: {wanted}, but {there} {count(gpus, 'GPU')}"
+        remarks.problems.append(Finding("parallelism.devices", message, f"devices: {gpus} at most, or 0 for all"))
 
 
 def choose_threads(recipe: Recipe, facts: Facts, workers: int, where: str, remarks: Remarks) -> Threads:

@@ -26,6 +26,13 @@ def test_what_this_machine_lacks_is_a_remark() -> None:
     problems, notes = said(job(resources={"device": "cuda", "nproc_per_node": 3}, parallelism={"tp": 2}))
     assert problems == ["parallelism: the world size is 3, which does not divide by tp 2 (nodes 1 x nproc_per_node 3)"]
     assert said(job(resources={"device": "cuda:1"}))[0] == []
+    split = {"strategy": "split", "devices": 4}
+    lacks = "it would not start here: parallelism.devices: 4, but this machine has 2 GPUs"
+    assert said(job(parallelism=split), gpus=2) == ([], [lacks])
+    unknown = job(parallelism=split, resources={"device": "cuda", "nproc_per_node": 1})
+    assert said(unknown)[1] == [
+        "it would not start here: resources.device: cuda was asked for, but this machine has no GPU"
+    ]
 
 
 @pytest.mark.parametrize(

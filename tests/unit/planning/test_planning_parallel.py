@@ -92,11 +92,11 @@ def test_options_that_go_with_no_division_of_the_model() -> None:
     recipe = job(
         model={"name": "gpt", "tie_weights": True},
         resources={"nproc_per_node": 4},
-        parallelism={"tp": 2, "comm": "bf16", "bucket_cap_mb": 25},
+        parallelism={"tp": 2, "comm": "fp16", "bucket_cap_mb": 25},
     )
     tied, comm = sorted(problems(recipe), key=lambda each: each.message)
     assert tied.message == "model.tie_weights: true, and parallelism divides the model (tp 2, pp 1)"
-    assert comm.message == "parallelism.comm: bf16 is of ddp alone, and parallelism has tp 2"
+    assert comm.message == "parallelism.comm: fp16 is of ddp alone, and parallelism has tp 2"
 
 
 def test_parts_of_a_state_are_kept_by_nobody() -> None:
@@ -144,6 +144,52 @@ def test_what_cpus_cannot_do_is_an_error_and_what_is_idle_there_a_remark() -> No
     assert all(key in notes for key in ("train.precision: fp16", "train.compile", "resources.alloc"))
     assert "train.precision: tf32 is of GPUs" in " ".join(plan(job(train=train(precision="tf32")), facts()).notes)
     assert "train." not in " ".join(plan(idle, facts(gpus=1)).notes)
+
+
+def test_gradients_in_bf16_need_nccl() -> None:
+    message, hint = problem(job(parallelism={"comm": "bf16"}))
+    assert message.startswith("parallelism.comm: bf16, and the device is cpu (this machine has no GPU): PyTorch sends")
+    assert hint == "comm: fp16 or fp32, or device: cuda"
+    assert plan(job(parallelism={"comm": "bf16"}), facts(gpus=1)).device == "cuda"
+    assert plan(job(parallelism={"comm": "fp16"}), facts()).device == "cpu"
+
+
+def test_powersgd_keeps_no_gradient_that_may_not_be_finite() -> None:
+    keys: dict[str, Any] = {"train": train(precision="fp16"), "faults": {"on_nan": "rollback"}}
+    on_nan, precision = sorted(each.message for each in problems(job(parallelism={"comm": "powersgd"}, **keys)))
+    assert on_nan.startswith("faults.on_nan: rollback, and parallelism.comm is powersgd, in whose memory")
+    assert precision.startswith("train.precision: fp16, and parallelism.comm is powersgd")
+    assert plan(job(parallelism={"comm": "powersgd"}), facts()).world_size == 1
+    assert plan(job(parallelism={"comm": "fp16"}, **keys), facts()).world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"bucket_cap_mb": 0}, 1),
+        ({"comm": "powersgd", "powersgd_rank": 0}, 1),
+        ({"comm": "powersgd", "powersgd_start": 1}, 2),
+        ({"strategy": "split", "devices": -1}, 0),
+    ],
+)
+def test_numbers_of_a_strategy_have_a_least_value(options: dict[str, Any], least: int) -> None:
+    *_, (name, value) = options.items()
+    message, hint = problem(job(parallelism=options))
+    assert (message, hint) == (f"parallelism.{name}: {value} is less than {least}", f"{name}: {least} or more")
+    assert plan(job(parallelism={**options, name: least}), facts()).world_size == 1
+
+
+@pytest.mark.parametrize(
+    ("resources", "there"),
+    [({}, "this machine has 2 GPUs"), ({"device": "cuda:1"}, "resources.device: cuda:1 is 1 GPU")],
+)
+def test_a_model_is_split_over_gpus_that_are_there(resources: dict[str, Any], there: str) -> None:
+    recipe = job(parallelism={"strategy": "split", "devices": 3}, resources=resources)
+    assert problem(recipe, gpus=2)[0] == f"parallelism.devices: 3, but {there}"
+    two = {"strategy": "split", "devices": 2 if not resources else 1}
+    assert plan(job(parallelism=two, resources=resources), facts(gpus=2)).device == "cuda"
+    on_slurm = job(parallelism={"strategy": "split", "devices": 3}, slurm={"gpus_per_node": 2})
+    assert problem(on_slurm, "slurm")[0] == "parallelism.devices: 3, but the job asks for 2 GPUs"
 
 
 def test_nsys_has_to_be_there_where_that_is_known() -> None:
