@@ -26,7 +26,7 @@ from jobs.sampler import Sampler, derive_seed
 from jobs.state import TrainingState
 from jobs.tasks.base import Task
 from jobs.world import World
-from launcher.recipe.degrees import resolve_degrees
+from launcher.recipe.degrees import WITH_FSDP, resolve_degrees
 from launcher.runs.rundir import RunDir
 
 
@@ -107,7 +107,7 @@ def place_on_mesh(job: Job, world: World, device: torch.device) -> Grid:
             f"train.accumulate: {job.train.accumulate}, and parallelism.pp is {degrees.pp}: a pipeline works on one "
             f"micro-batch per stage at least; make it {degrees.pp} or more"
         )
-    return make_grid(degrees, world, device.type, pipeline=section.pipeline)
+    return make_grid(degrees, world, device.type, pipeline=section.pipeline, by_fsdp=section.name in WITH_FSDP)
 
 
 def make_task(job: Job, source: Source) -> Task:

@@ -24,7 +24,7 @@ class Grid:
     degrees: Degrees
     rank: int
     mesh: DeviceMesh | None = None
-    """With all axes, by their names, also those of size 1. None where only `dp` is more than 1: the default group."""
+    """With all axes, by their names, also those of size 1. None of one rank, or plain replicas: the default group."""
     pipeline: str = "1f1b"
     """The order of forwards and backwards of the stages, or gpipe."""
     data_group: dist.ProcessGroup | None = None
@@ -55,8 +55,8 @@ class Grid:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every rank holds the whole model."""
-        return self.degrees.size == self.degrees.dp
+        """Whether every rank holds the whole model, in tensors of its own."""
+        return self.mesh is None
 
     def axis(self, *names: str) -> DeviceMesh:
         """The part of the mesh along some axes, through this rank."""
@@ -72,9 +72,14 @@ def rank_at(degrees: Degrees, place: Mapping[str, int]) -> int:
     return rank
 
 
-def make_grid(degrees: Degrees, world: World, device_type: str, *, pipeline: str = "1f1b") -> Grid:
-    """The place of this rank, and process groups for the axes where there are some. All ranks together."""
-    if degrees.size == degrees.dp:
+def make_grid(
+    degrees: Degrees, world: World, device_type: str, *, pipeline: str = "1f1b", by_fsdp: bool = False
+) -> Grid:
+    """The place of this rank, and process groups for the axes where there are some. All ranks together.
+
+    by_fsdp: FSDP2 makes replicas, too (hsdp with one rank per replica); it asks for a mesh.
+    """
+    if degrees.size == 1 or (degrees.size == degrees.dp and not by_fsdp):
         return Grid(degrees=degrees, rank=world.rank)
     sizes = tuple(getattr(degrees, axis) for axis in AXES)
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=AXES)

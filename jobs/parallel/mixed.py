@@ -41,7 +41,8 @@ def mix(net: nn.Module, grid: Grid, device: torch.device, *, shard: Shard, sync_
 
     shard: makes FSDP2 modules of a network's layers and of itself; it is called where a batch is divided.
     """
-    if grid.mesh is None:  # one rank is all there is
+    if grid.mesh is None:
+        assert grid.degrees.size == 1, "nothing would bring the gradients of these ranks together"
         return Shared(net.to(device))
     if grid.degrees.tp > 1:
         from jobs.parallel.tensor import check_plan

@@ -45,6 +45,7 @@ CASES: dict[str, Case] = {
     "pp": ({"strategy": "ddp", "pp": 2}, 2, 4, GPT),
     "pp-gpipe": ({"strategy": "ddp", "pp": 2, "pipeline": "gpipe"}, 2, 2, MLP),
     "hsdp": ({"strategy": "hsdp", "dp": 2}, 4, 1, MLP),
+    "hsdp-1": ({"strategy": "hsdp", "fsdp": 1}, 2, 1, MLP),
     "fsdp-tp": ({"strategy": "fsdp", "fsdp": 2, "tp": 2}, 4, 2, GPT),
     "ddp-pp": ({"strategy": "ddp", "dp": 2, "pp": 2}, 4, 2, MLP),
 }
