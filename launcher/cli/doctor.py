@@ -10,14 +10,23 @@ import click
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--runs-dir", metavar="DIR", help="Where runs would be made. [env: LAUNCH_RUNS; default: ./runs]")
-def doctor(as_json: bool, runs_dir: str | None) -> int:
-    """This machine: what is missing, with a fix each. Exit code 1: there is a PROBLEM; notes do not count."""
+@click.option(
+    "--all-reduce/--no-all-reduce",
+    default=None,
+    help="Add up numbers on all GPUs, or by two processes on the CPU. [default: where there are two GPUs or more]",
+)
+def doctor(as_json: bool, runs_dir: str | None, all_reduce: bool | None) -> int:
+    """This machine: what is missing, with a fix each. Exit code 1: there is a PROBLEM; notes do not count.
+
+    With two GPUs or more all of them add up numbers over NCCL, for a minute at most: twice, where the first try fails.
+    """
     import os
     import sys
     from dataclasses import asdict
 
     from launcher.agent.stacks import find_pyspy
     from launcher.errors import ExitCode
+    from launcher.planning.all_reduce import all_reduce_here
     from launcher.planning.doctor import Level, diagnose
     from launcher.planning.facts import gather_facts, package_version
     from launcher.planning.machine import probe_machine
@@ -28,7 +37,7 @@ def doctor(as_json: bool, runs_dir: str | None) -> int:
     root = expanded(runs_dir or os.environ.get("LAUNCH_RUNS") or "runs")
     wandb = package_version("wandb", sys.path)
     machine = probe_machine(gather_facts(), root, state_root(), pyspy=find_pyspy(), wandb_version=wandb)
-    found = diagnose(machine)
+    found = [*diagnose(machine), *all_reduce_here(machine, asked=all_reduce, environment=os.environ)]
     counts = {level: sum(each.level is level for each in found) for level in Level}
     if as_json:
         print(json.dumps({"findings": [asdict(each) for each in found], "problems": counts[Level.PROBLEM]}))

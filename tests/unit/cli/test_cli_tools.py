@@ -11,6 +11,7 @@ import pytest
 import runs_values as values
 from fake_executor import STARTS, FakeExecutor
 
+from launcher.planning.all_reduce import Tried
 from launcher.planning.facts import Interface
 from launcher.planning.machine import Driver, Machine, Space
 from launcher.planning.probes import Torch
@@ -200,6 +201,28 @@ class TestDoctor:
         (problem,) = [each for each in said.json["findings"] if each["level"] == "PROBLEM"]
         assert problem["what"] == "/dev/shm"
         assert problem["fix"]
+
+    def test_gpus_add_up_numbers_without_being_asked(
+        self, launch: Launch, machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """F074"""
+        tried: list[dict[str, Any]] = []
+
+        def runner(_python: str, **how: Any) -> Callable[..., Tried]:
+            tried.append(how)
+            return lambda more: Tried(ok=bool(more), said="it hangs", reduce_s=1.0, size_bytes=8)
+
+        monkeypatch.setattr("launcher.planning.all_reduce.runner", runner)
+        monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+        machine(facts=values.facts(interfaces=INTERFACES))
+        assert "all-reduce" not in launch("doctor").out
+        assert launch("doctor", "--all-reduce").code == 1
+        assert tried == [{"ranks": 2, "on_gpus": False, "loopback": "lo"}]
+        machine(facts=values.facts(interfaces=INTERFACES), torch=Torch(version="2.13.0", cuda="12.6", devices=4))
+        said = launch("doctor")
+        assert (said.code, tried[1:]) == (1, [{"ranks": 4, "on_gpus": True, "loopback": "lo"}])
+        assert "PROBLEM  all-reduce  4 GPUs over NCCL: it hangs; with NCCL_P2P_DISABLE=1 it works" in said.out
+        assert "all-reduce" not in launch("doctor", "--no-all-reduce").out
 
     def test_this_machine_whatever_it_has(
         self, launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
