@@ -16,7 +16,7 @@ from jobs.data.base import Data, Source
 from jobs.hygiene import set_deterministic
 from jobs.job import Job
 from jobs.layers import prepare_layers
-from jobs.loader import Loader
+from jobs.loader import Loader, seed_all
 from jobs.memory import Memory
 from jobs.mesh import Grid, make_grid
 from jobs.parallel.base import Shared
@@ -88,7 +88,9 @@ def make_model(job: Job) -> nn.Module:
 
     Its first weights depend on the seed alone, so they are the same on every rank.
     """
-    torch.manual_seed(derive_seed("model", job.train.seed))
+    seed = derive_seed("model", job.train.seed)
+    seed_all(seed)  # a model of the user's own may draw from any generator
+    torch.manual_seed(seed)
     net = registry.build_section("model", job.model)
     if not isinstance(net, nn.Module):
         raise registry.OptionError(f"model.target: {job.model.target} returns a {type(net).__name__}, and no nn.Module")

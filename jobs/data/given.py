@@ -9,13 +9,16 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
 from jobs.data.base import Data, DataError, Samples
+from jobs.loader import seed_all
+from jobs.sampler import derive_seed
 
 
 class Given:
     """A source around a function that returns a `Source`, a dataset, or a pair of datasets (to train on, held out).
 
     The function is called when there is something to do, first by the rank that prepares: what it downloads is there
-    when the others call it.
+    when the others call it. What it draws at random (a `random_split`) is the same on all ranks, and again after a
+    resume or in an evaluation: the generators are seeded before, with a seed that no recipe changes.
     """
 
     def __init__(self, target: str, make: Callable[[], Any]) -> None:
@@ -36,7 +39,11 @@ class Given:
     def load(self) -> Data:
         """The datasets. Raises DataError where they are none that can be trained on."""
         made = self._call()
-        data = made.load() if _is_source(made) else made
+        if _is_source(made):
+            _seed()  # again: only some ranks have prepared
+            data = made.load()
+        else:
+            data = made
         if not isinstance(data, Data):
             data = Data(*data) if isinstance(data, tuple | list) and len(data) == 2 else Data(data)
         self._check("", data.train)
@@ -46,6 +53,7 @@ class Given:
 
     def _call(self) -> Any:
         if self._made is None:
+            _seed()
             self._made = self._make()
         return self._made
 
@@ -76,6 +84,10 @@ def _check_sample(place: str, sample: Any) -> None:
     if not all(isinstance(part, Tensor) for part in parts):
         kinds = " and ".join(type(part).__name__ for part in sample)
         raise DataError(f"{place}: a sample is {kinds}, and each has to be one tensor or number")
+
+
+def _seed() -> None:
+    seed_all(derive_seed("target"))
 
 
 def _is_source(made: Any) -> bool:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset, random_split
 
 from jobs.data.base import Data, DataError
 from jobs.data.given import Given
@@ -48,6 +50,34 @@ def test_a_function_is_called_once_and_not_before_it_is_time() -> None:
     source.load()
     assert calls == [1]
     assert source.task == "regression"
+
+
+class Drawn:
+    def prepare(self) -> None:
+        torch.rand(3)
+
+    def load(self) -> TensorDataset:
+        return TensorDataset(torch.rand(6), torch.arange(6))
+
+
+def drawn_by_numpy_and_python() -> TensorDataset:
+    drawn = torch.tensor([random.random(), np.random.rand()])
+    return TensorDataset(drawn, torch.arange(2))
+
+
+@pytest.mark.parametrize("make", [lambda: random_split(PAIRS, [4, 2]), Drawn, drawn_by_numpy_and_python])
+def test_what_a_function_draws_is_the_same_on_all_ranks(make: Callable[[], Any]) -> None:
+    def numbers(*, prepares: bool) -> list[Any]:
+        source = Given("mine:data", make)
+        if prepares:
+            source.prepare()
+        data = source.load()
+        return [data.train[k][0].tolist() for k in range(len(data.train))]
+
+    torch.manual_seed(1)
+    first = numbers(prepares=True)
+    torch.manual_seed(2)
+    assert numbers(prepares=False) == first
 
 
 class Endless(IterableDataset[int]):
