@@ -192,11 +192,16 @@ def test_commands_in_the_head_of_a_recipe_plan() -> None:
 def test_recipe_of_the_readme_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is explained line by line."""
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    whole, script, slurm, network = blocks
+    whole, own, script, slurm, network = blocks
     (tmp_path / "whole.yaml").write_text(whole)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/nets.py").write_text("def small(width: int = 32): ...\n")
+    (tmp_path / "mine/sets.py").write_text("def rows(): ...\n")
+    (tmp_path / "own.yaml").write_text(f"name: own\nworkdir: .\ntrain: {{until: 1 epoch}}\n{own}")
     for name, part in (("network.yaml", network), ("slurm.yaml", slurm)):
         (tmp_path / name).write_text("extends: whole.yaml\n" + part)
-    for name, executor in (("whole.yaml", "local"), ("network.yaml", "local"), ("slurm.yaml", "slurm")):
+    for name in ("whole.yaml", "own.yaml", "network.yaml", "slurm.yaml"):
+        executor = "slurm" if name == "slurm.yaml" else "local"
         make_plan(load_recipe(tmp_path / name, ()), gather_facts(), run_id="r0", runs_dir="runs", executor=executor)
     (tmp_path / "script.yaml").write_text(script)
     (tmp_path / "finetune.py").touch()
