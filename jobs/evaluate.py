@@ -88,7 +88,7 @@ def measure(
     with torch.inference_mode(), around_forward():
         for share in range(shares):
             sums = torch.zeros_like(total)
-            mine = torch.arange(share, len(samples), shares)
+            mine = torch.arange(len(samples))[share::shares]
             for start in range(0, len(mine), batch):
                 indices = mine[start : start + batch]
                 inputs, targets = (tensor.to(device) for tensor in fetch[0, indices])

@@ -39,7 +39,7 @@ def evaluate(
     """The metrics of the task over all ranks, from exact sums; None where some rank was told to stop meanwhile."""
     fetch = Fetch(samples, seed=0)
     shares = grid.degrees.data
-    mine = torch.arange(grid.data_rank, len(samples), shares)
+    mine = torch.arange(len(samples))[grid.data_rank :: shares]  # none, where there are fewer samples than ranks
     idle = torch.zeros(1, dtype=torch.int64)
     batch = batch_size(task, fetch)
     sums = torch.zeros(1 + len(task.measures), dtype=torch.float64)

@@ -15,6 +15,7 @@ from jobs.clip import GradientCheck
 from jobs.data.base import Batch
 from jobs.feed import Feed, beside
 from jobs.finite import loss_message, loss_problem
+from jobs.norms import one_value_is_a_matter_of_the_batch
 from jobs.parallel.base import Pass
 from jobs.parts import Parts
 from jobs.profiling import watched
@@ -49,7 +50,8 @@ class Gradients:
     def rehearse_shapes(self, step: int) -> None:
         """The same with a whole batch and with the last one of an epoch, the shapes that a training has.
 
-        What torch.compile makes of them is made now: in the middle of a training it would look like a hang.
+        What torch.compile makes of them is made now: in the middle of a training it would look like a hang. And what
+        a batch norm cannot do with a last sample is found now, not at the end of an epoch.
         """
         sampler = self._parts.sampler
         for seen in (0, (sampler.steps_per_epoch - 1) * sampler.global_batch_size):
@@ -60,7 +62,8 @@ class Gradients:
         parts = self._parts
         buffers = {name: buffer.clone() for name, buffer in parts.net.named_buffers()}
         self._seed(step)
-        self._run(len(batches), batches, counted=counted, scale=1.0, before_last_backward=lambda total: None)
+        with one_value_is_a_matter_of_the_batch(parts.sampler):
+            self._run(len(batches), batches, counted=counted, scale=1.0, before_last_backward=lambda total: None)
         self.clear()
         for name, buffer in parts.net.named_buffers():
             buffer.copy_(buffers[name])

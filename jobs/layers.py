@@ -40,7 +40,7 @@ def prepare_layers(net: nn.Module, train: TrainSection, *, strategy: str, is_cut
     Raises OptionError for what this network, this strategy or this machine cannot do.
     """
     if train.channels_last:
-        lay_channels_last(net)
+        lay_channels_last(net, with_weights=not is_cut or strategy == "split")
     keys = [key for key in ("compile", "activation_checkpointing") if getattr(train, key)]
     if keys and strategy == "data_parallel":
         raise OptionError(f"train.{keys[0]}: true does not go with strategy data_parallel; use ddp")
@@ -49,7 +49,8 @@ def prepare_layers(net: nn.Module, train: TrainSection, *, strategy: str, is_cut
         if not blocks_of(net) and not takes_whole:
             raise OptionError(
                 f"train.{key}: true works on blocks, and this model is a plain row of layers, of which strategy "
-                f"{strategy} takes one after the other; use a model with blocks (gpt, resnet18), or strategy ddp"
+                f"{strategy}{' with tp or pp' * (strategy in WHOLE)} takes one after the other; use a model with "
+                "blocks (gpt, lstm, resnet18), or ddp without tp and pp"
             )
     if len(keys) > 1 and not blocks_of(net):
         raise OptionError(
@@ -71,12 +72,21 @@ def blocks_of(net: nn.Module) -> list[nn.Module]:
 # ---------------------------------------------------------------- memory format
 
 
-def lay_channels_last(net: nn.Module) -> None:
-    """Weights of convolutions, and images that come in, lie as NHWC. Raises OptionError where there are none."""
+def lay_channels_last(net: nn.Module, *, with_weights: bool = True) -> None:
+    """Weights of convolutions, and images that come in, lie as NHWC. Raises OptionError where there are none.
+
+    with_weights: false where ranks share the layers out: FSDP2 takes parameters only as they are by default. Then what
+    comes into each convolution lies so, and what comes out follows it.
+    """
     if not any(parameter.dim() == 4 for parameter in net.parameters()):
         raise OptionError("train.channels_last: true, and this model has no convolution over images")
-    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    net.register_forward_pre_hook(_images_last)
+    if with_weights:
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net.register_forward_pre_hook(_images_last)
+        return
+    for module in net.modules():
+        if any(parameter.dim() == 4 for parameter in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(_images_last)
 
 
 def _images_last(net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

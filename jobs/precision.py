@@ -186,4 +186,6 @@ def make_precision(name: str, device: torch.device) -> Precision:
     torch.backends.cuda.matmul.fp32_precision = products
     torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]
+    if device.type == "cpu":  # oneDNN has no LSTM of fp16 on most CPUs, and torch asks nobody else while it is on
+        torch.backends.mkldnn.enabled = name != "fp16"  # type: ignore[assignment]
     return (ScaledPrecision if name == "fp16" else Precision)(name, device)

@@ -71,6 +71,19 @@ class Sampler:
         """Samples that one rank computes at once."""
         return self.global_batch_size // (self.world_size * self.accumulate)
 
+    def smallest_micro_batch(self, total_steps: int) -> int:
+        """Samples of the smallest micro-batch that any rank computes in so many steps."""
+        last = self.num_samples % self.global_batch_size
+        counts = [self.global_batch_size] * (self.num_samples >= self.global_batch_size)
+        counts += [last] * (last > 0 and total_steps >= self.steps_per_epoch)
+        return min(self._smallest_of(count) for count in counts or [last])
+
+    def _smallest_of(self, global_count: int) -> int:
+        least = global_count // self.world_size  # of the last rank
+        most = -(-global_count // self.world_size)
+        sizes = [size // min(-(-most // self.micro_batch_size), size) for size in (least, most) if size]
+        return min(sizes + [min(2, global_count)] * (least < most))  # a rank that has less may compute idle ones
+
     def batch(self, samples_seen: int) -> Tensor:
         """Indices of the samples that follow, over all ranks."""
         epoch, start = divmod(samples_seen, self.num_samples)

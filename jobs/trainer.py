@@ -19,6 +19,7 @@ from jobs.hygiene import Garbage
 from jobs.keeper import is_peer_lost
 from jobs.layers import compiled_record, graphs_compiled
 from jobs.memory_use import MemoryUse, measure_use
+from jobs.norms import norms_one_sample
 from jobs.pace import pace_text
 from jobs.parts import Parts
 from jobs.precision import LEAST_SCALE
@@ -149,7 +150,7 @@ class Trainer:
     def _train(self, *, stop: bool) -> None:
         if not self.finished:
             self._gradients.rehearse(self.progress.step)
-            if self._parts.compiles:
+            if self._parts.compiles or norms_one_sample(self._parts):
                 self._gradients.rehearse_shapes(self.progress.step)
         self._begun_s = time.perf_counter()  # what was compiled in the rehearsal is no speed of the training
         self._graphs = graphs_compiled()

@@ -17,6 +17,8 @@ UNDIVIDED = ("tie_weights",)
 """Options that go with neither tp nor pp, where they are true."""
 LAYERS = "layers"
 """The option that says how many blocks there are. The network has as many layers to cut between, and three more."""
+MADE_OF = ("blocks",)
+"""What train.compile and activation_checkpointing work on; convolutions (train.channels_last) it has none."""
 STD = 0.02
 """Of the first weights, as in GPT-2."""
 

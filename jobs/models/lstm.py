@@ -11,6 +11,8 @@ from jobs.registry import OptionError, model
 
 LAYERS = "layers"
 """The option that says how many recurrent layers there are. The network has two more layers to cut between."""
+MADE_OF = ("blocks",)
+"""What train.compile and activation_checkpointing work on; convolutions (train.channels_last) it has none."""
 
 
 @model("lstm")

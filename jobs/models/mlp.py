@@ -8,6 +8,10 @@ from jobs.registry import model
 
 TP_DIVIDES = ("hidden",)
 """Options that `parallelism.tp` must divide. A literal, as the check reads it from here."""
+UNDIVIDED = ("inplace",)
+"""Options that go with neither tp nor pp: what comes from another rank is not overwritten."""
+MADE_OF = ()
+"""Neither blocks nor convolutions: what train.compile, activation_checkpointing and channels_last ask for."""
 
 
 @model("mlp")

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from jobs.registry import model
 
+MADE_OF = ("blocks", "convolutions")
+"""What train.compile and activation_checkpointing work on, and train.channels_last."""
+
 STAGES = 4
 """Each begins with half the height and width of the one before (but for the first), and twice its channels."""
 

@@ -92,6 +92,11 @@ def cut(net: nn.Module, grid: Grid) -> Stage:
     except ValueError as error:
         raise OptionError(f"parallelism.pp: {error}") from None
     _check_apart(layers, parts)
+    if in_place := [layers[part.start][0] for part in parts[1:] if getattr(layers[part.start][1], "inplace", False)]:
+        raise OptionError(
+            f"parallelism.pp: {count}, and layer {', '.join(in_place)}, with which a stage begins, would overwrite "
+            "what came from the stage before; inplace: false, or do without pp"
+        )
     own = StageLayers(OrderedDict(layers[parts[index].start : parts[index].stop]))
     shapes = Shapes(net, parts)
     elsewhere = frozenset(net.state_dict()) - frozenset(own.state_dict())

@@ -86,5 +86,19 @@ def check_plan(net: nn.Module, tp: int) -> None:
         if size % tp:
             side = "outputs" if style == COLWISE else "inputs"
             problems.append(f"layer {name} has {size} {side}")
+    if in_place := [name for name in plan if getattr(_following(net, name), "inplace", False)]:
+        raise OptionError(
+            f"parallelism.tp: {tp}, and what comes out of {', '.join(in_place)} is overwritten by an activation with "
+            "inplace, which PyTorch allows of no layer that ranks share out; inplace: false, or do without tp"
+        )
     if problems:
         raise OptionError(f"parallelism.tp: {tp} does not divide all layers: {'; '.join(problems)}")
+
+
+def _following(net: nn.Module, name: str) -> nn.Module | None:
+    """The layer after this one, where both are in a row."""
+    parent, _, own = name.rpartition(".")
+    row = net.get_submodule(parent)
+    names = [each for each, _ in row.named_children()]
+    after = names[names.index(own) + 1 :]
+    return row.get_submodule(after[0]) if isinstance(row, nn.Sequential) and after else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from launcher.planning.codeplan import absolute
 from launcher.planning.device_options import check_device_options, check_nsys
 from launcher.planning.engine import Engine, choose_engine, of_workers
+from launcher.planning.layer_options import check_layers
 from launcher.planning.network import Network, pick_family, resolve_network
 from launcher.planning.parallel import check_sharing, holds_whole
 from launcher.planning.plan import EnvVar, NodePlan, SlurmPlan
@@ -198,6 +199,7 @@ def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks
 def check_training(recipe: Recipe, facts: Facts, device: Device, remarks: Remarks, *, on_slurm: bool) -> None:
     """What a training asks of its workers and their devices. A script asks for nothing that is known here."""
     check_sharing(recipe, device, remarks)
+    remarks.problems += check_layers(recipe)
     check_device_options(recipe, device, remarks)
     if not on_slurm:
         check_nsys(recipe, facts, remarks)

@@ -36,8 +36,9 @@ def check_sharing(recipe: Recipe, device: Device, remarks: Remarks) -> None:
     found = _degrees(recipe, nproc, remarks, "" if recipe.parallelism.name in ONE_PROCESS else why)
     _check_batch(recipe, nproc, found, remarks)
     remarks.problems += check_strategy(recipe)
-    remarks.problems += _of_model(recipe)
-    remarks.problems += _of_whole_states(recipe)
+    if recipe.parallelism.name not in ONE_PROCESS:  # which have neither tp nor pp, as was said then
+        remarks.problems += _of_model(recipe)
+        remarks.problems += _of_whole_states(recipe)
 
 
 def holds_whole(recipe: Recipe) -> bool:

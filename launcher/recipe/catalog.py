@@ -37,8 +37,8 @@ SOURCES = MappingProxyType(
 """Kind -> the decorator that names one, and the files that are read."""
 
 
-_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS")
-"""Names of literals in the file of a model, which say what `parallelism` asks of its options."""
+_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS", "MADE_OF")
+"""Names of literals in the file of a model, which say what `parallelism` and `train` ask of it and its options."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,9 @@ class Entry:
     """Of a model: options that go with neither tp nor pp, where they are true; `UNDIVIDED` in its file."""
     layers: str | None = None
     """Of a model: the option that says how many layers there are; `LAYERS = "layers"` in its file."""
+    made_of: tuple[str, ...] | None = None
+    """Of a model: what it has of `blocks` and `convolutions`, which options of `train` work on; `MADE_OF` in its file.
+    None: it does not say."""
     takes_any: bool = False
     """Whether it takes options besides these (`**options`), so that none can be called wrong."""
 
@@ -117,6 +120,7 @@ def make_entry(name: str, node: ast.FunctionDef, path: Path, said: Mapping[str, 
         tp_divides=tuple(said["TP_DIVIDES"]) if "TP_DIVIDES" in said else None,
         undivided=tuple(said.get("UNDIVIDED", ())),
         layers=said.get("LAYERS"),
+        made_of=tuple(said["MADE_OF"]) if "MADE_OF" in said else None,
         takes_any=own and node.args.kwarg is not None,
     )
 

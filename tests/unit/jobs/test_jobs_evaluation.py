@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from jobs.data.synthetic import synthetic
+from jobs.evaluate import measure
 from jobs.evaluation import BATCH, TOKENS, evaluate
 from jobs.mesh import Grid
 from jobs.parallel.base import Shared
@@ -66,4 +67,23 @@ def test_sequences_are_evaluated_few_at_a_time(kind: Any, shape: str, task: Any,
     )
     assert net.sizes == ([1] * 4 if batch == 1 else [batch, 3])
     assert metrics is not None
+    assert metrics["eval/loss"] == pytest.approx(torch.tensor(10.0).log().item())
+
+
+def test_a_rank_beyond_the_held_out_samples_has_none_of_them() -> None:
+    samples = synthetic(shape="4", samples=1, eval_samples=2).load().evaluation
+    assert samples is not None
+    net = Counted(10)
+    evaluate(
+        Shared(net),
+        classification(),
+        samples,
+        grid=Grid(degrees=Degrees(dp=4), rank=3),
+        device=torch.device("cpu"),
+        agreement=Alone(),  # type: ignore[arg-type]
+        precision=nullcontext(),
+    )
+    assert net.sizes == []
+    metrics = measure(net, classification(), samples, shares=4, device=torch.device("cpu"), around_forward=nullcontext)
+    assert net.sizes == [1, 1]
     assert metrics["eval/loss"] == pytest.approx(torch.tensor(10.0).log().item())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from jobs import registry
 from jobs.layers import blocks_of, check_compiler, lay_channels_last, prepare_layers, recompute_layers
 from jobs.registry import OptionError
+from launcher.recipe.catalog import catalog
 from launcher.recipe.schema import TrainSection
 
 CPU = torch.device("cpu")
@@ -113,6 +114,27 @@ def test_images_and_convolutions_lie_channels_last_with_the_same_numbers() -> No
     torch.testing.assert_close(other(batch), net(batch))
     assert all(each.is_contiguous(memory_format=torch.channels_last) for each in seen[0])
     assert all(torch.equal(value, net.state_dict()[key]) for key, value in other.state_dict().items())
+
+
+def test_where_layers_are_shared_out_weights_stay_and_images_lie_channels_last() -> None:
+    """FSDP2 takes no parameter that lies in another order; in stages, each convolution brings its input in order."""
+    net, other = build("convnet"), build("convnet")
+    prepare(other, strategy="fsdp", is_cut=True, channels_last=True)
+    assert all(each.is_contiguous() for each in other.parameters())
+    seen = []
+    other.get_submodule("2").register_forward_hook(lambda module, inputs, outputs: seen.append(outputs))
+    batch = torch.randn(4, 1, 28, 28)
+    torch.testing.assert_close(other(batch), net(batch))
+    other.get_submodule("2")(torch.randn(4, 24, 12, 12))
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in seen)
+
+
+@pytest.mark.parametrize("name", catalog("models"))
+def test_the_file_of_a_model_says_what_it_is_made_of(name: str) -> None:
+    net, said = build(name), catalog("models")[name].made_of
+    assert said is not None
+    assert ("blocks" in said) == bool(blocks_of(net))
+    assert ("convolutions" in said) == any(each.dim() == 4 for each in net.parameters())
 
 
 def test_a_model_without_convolutions_has_no_channels() -> None:

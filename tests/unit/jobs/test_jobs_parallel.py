@@ -194,3 +194,14 @@ def test_all_ranks_make_equally_many_micro_batches(samples: int, world: int, acc
         assert sorted(counted) == sorted(samplers[0].batch(seen).tolist())
         assert all(len(batch) for share in shares for batch in share.micro_batches)
         seen += shares[0].global_count
+
+
+def test_what_comes_from_another_rank_is_not_overwritten() -> None:
+    with pytest.raises(OptionError, match=r"parallelism\.tp: 2, and what comes out of 1, 3 is overwritten"):
+        check_plan(mlp(inplace=True), 2)
+    check_plan(mlp(), 2)
+    row = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8))
+    grid = Grid(degrees=Degrees(pp=2), rank=0)
+    with pytest.raises(OptionError, match=r"parallelism\.pp: 2, and layer 1, with which a stage begins"):
+        cut(row, grid)
+    cut(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), grid)

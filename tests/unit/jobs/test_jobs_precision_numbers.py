@@ -104,3 +104,12 @@ def test_tf32_has_fewer_bits_than_fp32_on_a_gpu() -> None:
         make_precision(name, torch.device("cuda"))
         errors[name] = (one @ other - exact).abs().max().item()
     assert errors["tf32"] > 10 * errors["fp32"]
+
+
+def test_an_lstm_computes_in_every_precision_on_a_cpu() -> None:
+    """oneDNN has none for fp16; the next training has oneDNN again."""
+    lstm, batch = nn.LSTM(2, 4), torch.randn(3, 1, 2)
+    for name in ("fp16", "bf16", "fp32"):
+        with make_precision(name, torch.device("cpu")).around_forward():
+            lstm(batch)[0].float().sum().backward()
+        assert torch.backends.mkldnn.enabled == (name != "fp16")

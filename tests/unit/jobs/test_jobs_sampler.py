@@ -96,3 +96,15 @@ def test_seeds_of_neighbours_and_purposes_differ() -> None:
     seeds = {derive_seed(purpose, seed, step) for purpose in ("order", "step") for seed in (0, 1) for step in (0, 1)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 40))
+def test_the_smallest_micro_batch_is_known_before(n: int, micro: int, accumulate: int, world: int, steps: int) -> None:
+    batch = micro * accumulate * world
+    ranks = [
+        Sampler(num_samples=n, global_batch_size=batch, seed=0, accumulate=accumulate, rank=rank, world_size=world)
+        for rank in range(world)
+    ]
+    steps = min(steps, ranks[0].steps_per_epoch)
+    shares = [rank.share(step * batch) for rank in ranks for step in range(steps)]
+    assert ranks[0].smallest_micro_batch(steps) == min(len(each) for share in shares for each in share.micro_batches)

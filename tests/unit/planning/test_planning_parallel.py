@@ -242,3 +242,48 @@ def test_one_process_for_several_gpus_sees_them_all() -> None:
     )
     assert (on_slurm.nproc_per_node, on_slurm.nodes[0].gpus) == (1, (0, 1, 2, 3))
     assert env(made)["OMP_NUM_THREADS"] == "8"
+
+
+BOTH = {"activation_checkpointing": True, "compile": True}
+
+
+def test_what_is_done_to_layers_is_held_against_what_the_model_is_made_of() -> None:
+    message, hint = problem(job(train=train(channels_last=True)))
+    assert message == "train.channels_last: true, and `mlp` has no convolution over images"
+    assert hint == "channels_last: false; models that have: convnet, resnet18"
+    plan(job(model={"name": "convnet"}, train=train(channels_last=True)), facts())
+    for keys, which in (({"strategy": "fsdp"}, "strategy fsdp"), ({"tp": 2}, "tp 2, pp 1")):
+        again = job(parallelism=keys, resources={"nproc_per_node": 2}, train=train(activation_checkpointing=True))
+        message, hint = problem(again)
+        assert message == (
+            "train.activation_checkpointing: true works on blocks, and `mlp` is a plain row of layers, divided by "
+            f"{which}"
+        )
+        assert hint.startswith("activation_checkpointing: false; a model with blocks (gpt, lstm, resnet18); or ddp")
+    plan(job(train=train(activation_checkpointing=True)), facts())
+    plan(job(model={"name": "gpt"}, parallelism={"strategy": "fsdp"}, train=train(**BOTH)), facts())
+
+
+def test_a_plain_row_of_layers_is_taken_in_one_way() -> None:
+    message, hint = problem(job(train=train(**BOTH)))
+    assert message.startswith("train.compile and train.activation_checkpointing: `mlp` is a plain row of layers")
+    assert hint == "keep one of the two"
+
+
+def test_data_parallel_takes_no_layers_apart() -> None:
+    found = problems(job(parallelism={"strategy": "data_parallel"}, train=train(**BOTH)))
+    assert sorted(each.message for each in found) == [
+        f"train.{key}: true does not go with strategy data_parallel" for key in sorted(BOTH)
+    ]
+
+
+def test_activations_in_place_go_with_no_division_of_the_model() -> None:
+    model = {"name": "mlp", "inplace": True}
+    message, _ = problem(job(model=model, parallelism={"tp": 2}, resources={"nproc_per_node": 2}))
+    assert message == "model.inplace: true, and parallelism divides the model (tp 2, pp 1)"
+
+
+def test_a_strategy_of_one_process_is_told_so_and_nothing_else() -> None:
+    faults = {"rescue": True}
+    message, _ = problem(job(model={"name": "resnet18"}, parallelism={"strategy": "single", "tp": 2}, faults=faults))
+    assert message == "parallelism.tp: 2, and strategy single has no tp"
