@@ -1,7 +1,7 @@
 """Evaluates a checkpoint by itself, in one process: what `launch eval` starts.
 
 Standard input is one JSON object:
-    {"checkpoint": FOLDER, "recipe": {...}, "nproc_per_node": 2, "threads": 1}
+    {"checkpoint": FOLDER, "recipe": {...}, "threads": 1}
 and the last line of standard output too:
     {"step", "samples", "device", "metrics", "recorded"}, recorded: what the training found at that step, or null
 """
@@ -20,10 +20,11 @@ import torch
 from torch import nn
 
 from jobs import registry
+from jobs.batches import read_batches
 from jobs.data.base import DataError, Samples
 from jobs.evaluation import batch_size
 from jobs.folders import progress_of, read_state
-from jobs.job import Job, job_alone
+from jobs.job import job_alone
 from jobs.layers import lay_channels_last
 from jobs.loader import Fetch
 from jobs.making import make_model, make_task
@@ -33,7 +34,6 @@ from jobs.registry import OptionError
 from jobs.state import CheckpointError, restore_model
 from jobs.tasks.base import Task
 from jobs.world import World, WorldError, pick_device
-from launcher.recipe.degrees import resolve_degrees
 from launcher.recipe.schema import Recipe
 
 Order = Mapping[str, Any]
@@ -60,7 +60,7 @@ def evaluate_checkpoint(order: Order) -> dict[str, Any]:
         lay_channels_last(net)
     restore_model(net, folder, None)
     around = make_precision(job.train.precision, device).around_forward
-    shares = _shares(job, folder, order["nproc_per_node"])
+    shares = read_batches(read_state(folder)).world_size  # the strategy may have been another one then
     metrics = measure(net, make_task(job, source), samples, shares=shares, device=device, around_forward=around)
     progress = progress_of(folder)
     recorded = None if progress.metrics is None else dict(progress.metrics)
@@ -99,13 +99,6 @@ def measure(
     loss, *measured = (total / len(samples)).tolist()
     metrics = task.metrics(loss, dict(zip(task.measures, measured, strict=True)))
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _shares(job: Job, folder: Path, nproc_per_node: int) -> int:
-    """Into how many parts the ranks that have saved it would divide the held-out data."""
-    world_size = read_state(folder)["world_size"]
-    nodes = max(1, world_size // nproc_per_node)
-    return resolve_degrees(job.recipe.parallelism, world_size=world_size, nodes=nodes).data
 
 
 def answer(work: Callable[[Order], dict[str, Any]]) -> int:

@@ -39,7 +39,6 @@ def eval_(run: str, overrides: tuple[str, ...], step: str | None, as_json: bool)
     order = {
         "checkpoint": str(folder),
         "recipe": recipe,
-        "nproc_per_node": plan.nproc_per_node,
         "threads": plan.threads,
     }
     try:

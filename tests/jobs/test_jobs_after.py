@@ -38,7 +38,7 @@ def ask(module: str, order: dict[str, Any]) -> subprocess.CompletedProcess[str]:
 def order_of(ranks: Ranks, name: str, recipe: dict[str, Any]) -> dict[str, Any]:
     resolved = Recipe.model_validate(recipe).model_dump(mode="json", by_alias=True)
     folder = str(ranks.run_dir / "checkpoints" / name)
-    return {"checkpoint": folder, "recipe": resolved, "nproc_per_node": 2, "threads": 1}
+    return {"checkpoint": folder, "recipe": resolved, "threads": 1}
 
 
 def test_an_evaluation_by_itself_finds_what_the_training_found(start: Start, tmp_path: Path) -> None:
@@ -51,6 +51,10 @@ def test_an_evaluation_by_itself_finds_what_the_training_found(start: Start, tmp
         found = json.loads(done.stdout)
         assert found["metrics"] == found["recorded"] == progress_of(checkpoints / name).metrics
         assert (found["step"], found["samples"], found["device"]) == (int(name[5:]), 33, "cpu")
+    single = {**RECIPE, "parallelism": {"strategy": "single"}}  # as the run would go on from here
+    done = ask("jobs.evaluate", order_of(ranks, "step-40", single))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["metrics"] == found["recorded"]
     other = ask("jobs.evaluate", order_of(ranks, "step-40", tiny(**{**RECIPE, "data": {"eval_samples": 7}})))
     assert json.loads(other.stdout)["samples"] == 7
     (checkpoints / "step-40" / "rank-0.safetensors").write_bytes(b"gone")
