@@ -17,6 +17,8 @@ import torch
 from jobs.data.base import Batch, Data, DataError
 from jobs.registry import OptionError, dataset
 
+PATHS = ("root", "eval_root")
+"""Read by `launch`, which looks for the folders before a run begins."""
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet by colour, pixels from 0 to 1: what networks that were trained there expect."""

@@ -22,6 +22,9 @@ from jobs.registry import OptionError, dataset
 from launcher import wording
 
 STDLIB = "stdlib"
+PATHS = ("path", "tokenizer")
+NO_PATHS = ("stdlib",)
+"""Both are read by `launch`, which looks for the files before a run begins."""
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "__pycache__")
 """Folders of the standard library that are none of its sources, or long lists of cases."""
 _FORMAT = 1

@@ -45,7 +45,7 @@ def check(ctx: click.Context, items: tuple[str, ...], where: str | None) -> None
         try:
             loaded = load_recipe(Path(path), overrides, profile=profile)
             points = f"   a sweep of {len(loaded.points)}" if loaded.points else ""
-            notes = _fit(loaded, place.executor)
+            notes = [*_fit(loaded, place.executor), *_missing(loaded, place.executor)]
             click.echo(f"ok  {path}{on}{points}")
             for note in notes:
                 click.echo(f"    - {note}")
@@ -75,6 +75,21 @@ def _fit(loaded: LoadedRecipe, executor: str) -> list[str]:
     if problems:
         raise RecipeError(list(problems.values()))
     return list(notes)
+
+
+def _missing(loaded: LoadedRecipe, executor: str) -> list[str]:
+    """Files of the data that are not here, where the run would be: a recipe may be checked before they are."""
+    from pathlib import Path
+
+    from launcher.executors.local_data import missing_files
+
+    recipe = loaded.recipe
+    if executor != "local" or recipe.data is None or recipe.prepare or recipe.setup:
+        return []
+    source = loaded.source
+    folder = Path.cwd() if source is None or recipe.workdir is None else source.parent / recipe.workdir
+    found = missing_files(recipe.data.name, recipe.data.options, folder)
+    return [f"data.{option}: there is no {path}" for option, path in found]
 
 
 @click.command()

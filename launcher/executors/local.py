@@ -20,6 +20,7 @@ import launcher
 from launcher.agent import proc
 from launcher.errors import Problem
 from launcher.executors.base import JobRef
+from launcher.executors.local_data import missing_files
 from launcher.planning.plan import Plan, local_agent_argv
 from launcher.runs.observed import Observation
 from launcher.runs.rundir import RunDir
@@ -42,8 +43,8 @@ class LocalExecutor:
         self._warmed: tuple[tuple[str, ...], subprocess.Popen[bytes]] | None = None
 
     def check(self, plan: Plan) -> Sequence[Problem]:
-        """A fixed port that is taken, an interpreter, package or folder that is not there."""
-        problems = [*_missing_packages(plan), *_hidden_jobs(plan), *_few_descriptors(plan)]
+        """A fixed port that is taken, an interpreter, package, folder or file of the data that is not there."""
+        problems = [*_missing_packages(plan), *_hidden_jobs(plan), *_few_descriptors(plan), *_missing_data(plan)]
         if plan.master_port is not None and (holder := _port_holder(plan.master_port)) is not None:
             problems.append(
                 Problem(
@@ -165,6 +166,19 @@ def _few_descriptors(plan: Plan) -> list[Problem]:
         return []
     message = f"a process may have {limit} open files here, and the agents of this plan need up to {needed}"
     return [Problem(where="ulimit -n", message=message, hint=f"ulimit -n {max(1024, needed)}")]
+
+
+def _missing_data(plan: Plan) -> Iterator[Problem]:
+    """Files that the data names, unless lines of the recipe may bring them first."""
+    data = plan.recipe.get("data")
+    if not data or plan.prepare or plan.setup:
+        return
+    origins = {value.key: value.origin for value in plan.values}
+    for option, path in missing_files(data.get("name"), data, Path(plan.worker.cwd)):
+        key = f"data.{option}"
+        where = origins.get(key, key).removeprefix("override ")
+        hint = "" if Path(str(data[option])).is_absolute() else f"it is relative to the workdir, {plan.worker.cwd}"
+        yield Problem(where=where, message=f"{key}: there is no {path}", hint=hint)
 
 
 def _start(argv: Sequence[str], *, run_id: str, output: int) -> subprocess.Popen[bytes]:

@@ -37,8 +37,9 @@ SOURCES = MappingProxyType(
 """Kind -> the decorator that names one, and the files that are read."""
 
 
-_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS", "MADE_OF")
-"""Names of literals in the file of a model, which say what `parallelism` and `train` ask of it and its options."""
+_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS", "MADE_OF", "PATHS", "NO_PATHS")
+"""Names of literals in the file of a model, which say what `parallelism` and `train` ask of it and its options, or of a
+data set, which say where its files are."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,10 @@ class Entry:
     made_of: tuple[str, ...] | None = None
     """Of a model: what it has of `blocks` and `convolutions`, which options of `train` work on; `MADE_OF` in its file.
     None: it does not say."""
+    paths: tuple[str, ...] = ()
+    """Of a data set: options that name files which have to be there; `PATHS = ("path",)` in its file."""
+    no_paths: tuple[str, ...] = ()
+    """Of a data set: values of these options that mean something else; `NO_PATHS` in its file."""
     takes_any: bool = False
     """Whether it takes options besides these (`**options`), so that none can be called wrong."""
 
@@ -121,6 +126,8 @@ def make_entry(name: str, node: ast.FunctionDef, path: Path, said: Mapping[str, 
         undivided=tuple(said.get("UNDIVIDED", ())),
         layers=said.get("LAYERS"),
         made_of=tuple(said["MADE_OF"]) if "MADE_OF" in said else None,
+        paths=tuple(said.get("PATHS", ())),
+        no_paths=tuple(said.get("NO_PATHS", ())),
         takes_any=own and node.args.kwarg is not None,
     )
 

@@ -13,6 +13,8 @@ import pytest
 import runs_values as values
 
 from launcher.executors.local import LocalExecutor
+from launcher.executors.local_data import missing_files
+from launcher.planning.plan import Value
 from launcher.runs.rundir import RunDir
 
 
@@ -91,3 +93,24 @@ def test_an_interpreter_that_ends_at_once_is_a_run_that_has_ended(tmp_path: Path
             os.sched_yield()
         assert seen.exit_code == 9
     assert "no library" in RunDir(tmp_path).agents_log.read_text()
+
+
+def test_files_that_the_data_names_are_looked_for_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").touch()
+    assert list(missing_files("text", {"path": "book.txt"}, tmp_path)) == []
+    assert list(missing_files("text", {"path": "stdlib"}, tmp_path)) == []
+    assert list(missing_files("text", {"path": "*.md"}, tmp_path)) == []
+    assert list(missing_files("image_folder", {"root": "b", "eval_root": None}, tmp_path)) == [("root", tmp_path / "b")]
+    assert list(missing_files(None, {"path": "mine"}, tmp_path)) == []  # of a target
+    plan = values.plan(tmp_path)
+    plan = replace(
+        plan,
+        worker=replace(plan.worker, python=sys.executable, cwd=str(tmp_path)),
+        recipe={"data": {"name": "text", "path": "bok.txt"}},
+        values=(Value(key="data.path", value="bok.txt", origin="override data.path=bok.txt"),),
+    )
+    (problem,) = LocalExecutor().check(plan)
+    assert problem.where == "data.path=bok.txt"
+    assert problem.message == f"data.path: there is no {tmp_path}/bok.txt"
+    assert problem.hint == f"it is relative to the workdir, {tmp_path}"
+    assert LocalExecutor().check(replace(plan, prepare=("python fetch.py",))) == []

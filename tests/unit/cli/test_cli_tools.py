@@ -234,3 +234,16 @@ class TestDoctor:
         assert "tools" in said.out
         assert "none; not here: git, nvidia-smi" in said.out
         assert said.err == ""
+
+
+def test_check_remarks_on_files_of_the_data_that_are_not_here(launch: Launch) -> None:
+    """Relative to the workdir; the launch itself would be refused."""
+    Path("sub").mkdir()
+    data = "{name: text, path: a.txt, global_batch_size: 8}"
+    recipe = f"name: book\nworkdir: .\nmodel: {{name: gpt}}\ntrain: {{until: 3 steps}}\ndata: {data}\n"
+    Path("sub/a.yaml").write_text(recipe)
+    missing = f"    - data.path: there is no {Path.cwd()}/sub/a.txt\n"
+    said = launch("check", "sub/a.yaml")
+    assert (said.code, said.out) == (0, f"ok  sub/a.yaml\n{missing}")
+    Path("sub/a.txt").touch()
+    assert launch("check", "sub/a.yaml").out == "ok  sub/a.yaml\n"
