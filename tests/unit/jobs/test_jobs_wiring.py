@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,19 +14,25 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+import jobs.layers
 import jobs.making
+import jobs.profiling
 from jobs import registry
 from jobs.data.base import TensorSamples
 from jobs.feed import SideStream, beside
+from jobs.layers import compiled_record
 from jobs.loader import Loader
 from jobs.making import make_loader, place_on_mesh
+from jobs.memory_use import Use, measure_use
 from jobs.mesh import Grid
 from jobs.models.gpt import gpt
 from jobs.models.mlp import mlp
 from jobs.parallel.base import Pass, Shared
 from jobs.parallel.pipeline import Pipeline, cut
+from jobs.parallel.split import split
 from jobs.sampler import Sampler
 from jobs.world import World, pick_device
+from launcher.recipe.catalog import catalog
 from launcher.recipe.degrees import Degrees
 from launcher.recipe.schema import Recipe
 
@@ -254,3 +261,63 @@ def test_each_rank_of_a_node_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatc
     worlds = [World(rank=4 + rank, size=8, local_rank=rank, local_size=4) for rank in range(4)]
     assert [pick_device("auto", world).index for world in worlds] == [0, 1, 2, 3]
     assert [device.index for device in current] == [0, 1, 2, 3]
+
+
+def test_copies_in_one_process_are_on_all_gpus_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(nn.Module, "to", lambda self, *_, **__: self)
+    monkeypatch.setattr(nn, "DataParallel", lambda net, device_ids: SimpleNamespace(ids=device_ids))
+    for device, expected in ((torch.device("cuda", 0), [0, 1, 2]), (GPU, [1, 0, 2]), (CPU, None)):
+        shared: Shared = registry.build("strategy", "data_parallel", {}, mlp(), TWO, device)
+        assert shared.forward == SimpleNamespace(ids=expected)
+
+
+def test_a_model_is_split_over_as_many_gpus_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr("jobs.parallel.split.Split", lambda _, devices: found.append([each.index for each in devices]))
+    for devices in (0, 1, 2):
+        split(mlp(), TWO, GPU, devices=devices)
+    assert found == [[1, 0, 2], [1], [1, 0]]
+    with pytest.raises(registry.OptionError, match=r"parallelism\.devices: 4; CUDA devices here: 3"):
+        split(mlp(), TWO, GPU, devices=4)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entry in catalog("models").items() if entry.option("inplace") is not None]
+)
+def test_activations_overwrite_their_input_where_the_recipe_says_so(name: str) -> None:
+    for inplace in (False, True):
+        net: nn.Module = registry.build("model", name, {"inplace": inplace})
+        assert {each.inplace for each in net.modules() if isinstance(each, nn.ReLU)} == {inplace}
+
+
+def test_what_comes_after_the_first_step_is_a_recompile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs.layers, "counters", {"stats": {"unique_graphs": 9}, "graph_break": {"a": 1, "b": 1}})
+    monkeypatch.setattr(jobs.layers, "calculate_time_spent", lambda: {"total_wall_time": 4.25})
+    assert compiled_record(6) == {"graphs": 9, "recompiles": 3, "graph_breaks": 2, "time_s": 4.2}
+    monkeypatch.setattr(jobs.layers, "counters", {"stats": {"unique_graphs": 0}, "graph_break": {}})
+    assert compiled_record(0) is None
+
+
+def test_the_memory_of_a_gpu_is_what_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"allocated_bytes.all.current": 1, "allocated_bytes.all.peak": 2, "reserved_bytes.all.peak": 3}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    assert measure_use(GPU) == Use(now=1, peak=2, reserved=3)
+    assert measure_use(GPU).to_record() == {"used_bytes": 1, "peak_bytes": 2, "reserved_bytes": 3}
+
+
+def test_the_history_of_the_memory_of_a_gpu_is_recorded_for_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: story.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7)
+    monkeypatch.setattr(jobs.profiling, "record_memory_history", lambda: story.append("record"))
+    monkeypatch.setattr(jobs.profiling, "dump_memory_history", story.append)
+    tool = jobs.profiling._make_tool("memory", tmp_path / "attempt-1-rank-0", GPU)
+    assert tool is not None
+    tool.warm_up()
+    tool.begin()
+    assert tool.end() == {"peak_bytes": 7, "files": {"snapshot": "attempt-1-rank-0.memory.pickle"}}
+    assert story == ["reset", "record", tmp_path / "attempt-1-rank-0.memory.pickle"]
