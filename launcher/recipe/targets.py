@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from launcher.recipe.catalog import Entry, make_entry
 from launcher.recipe.checks_script import absolute
 from launcher.recipe.hints import did_you_mean
 from launcher.recipe.nodes import Scalar, Table, present, section_at
+from launcher.recipe.paths import real
 from launcher.recipe.schema import TARGET
 
 FORM = "package.module:function"
@@ -46,8 +47,14 @@ def target_of(root: Table, section: Table) -> Entry | TargetFault | None:
     path = None if env is None else env.entries.get("PYTHONPATH")
     more = path.value.text if path is not None and isinstance(path.value, Scalar) else os.environ.get("PYTHONPATH", "")
     found = read_target(entry.value.text, (here, *(here / folder for folder in more.split(os.pathsep) if folder)))
-    is_set_up = isinstance(found, TargetFault) and present(root, "setup")
-    return None if is_set_up else found  # lines of bash may say where modules are
+    if not isinstance(found, TargetFault):
+        return found
+    if present(root, "setup"):
+        return None  # lines of bash may say where modules are
+    beside = real(entry.value.place.folder)
+    if beside != real(here) and not isinstance(read_target(entry.value.text, (beside,)), TargetFault):
+        return replace(found, hint=f"there is one in {beside}, where the recipe is: write `workdir: .` in it")
+    return found
 
 
 @cache

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import Problem
-from launcher.recipe.loader import LoadedRecipe
+from launcher.errors import Problem, RecipeError
+from launcher.recipe.loader import LoadedRecipe, load_recipe
 
 Load = Callable[..., LoadedRecipe]
 Fail = Callable[..., list[Problem]]
@@ -123,6 +123,20 @@ def test_it_is_looked_for_where_the_run_works(mine: Path, load: Load, fail: Fail
     for more in ("workdir: lib\n", "env: {PYTHONPATH: lib}\n", "setup: [export PYTHONPATH=lib]\n"):
         assert load(text=text + more).recipe.model is not None
     assert len(fail(text=text.replace("a: 2", "b: 2") + "workdir: lib\n")) == 1
+
+
+def test_a_module_beside_the_recipe_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "own_nets.py").write_text("def f(): ...\n")
+    recipe = tmp_path / "sub" / "r.yaml"
+    recipe.write_text(BEGIN + "model: {target: own_nets:f}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(recipe)
+    (problem,) = refused.value.problems
+    assert problem.hint == f"there is one in {tmp_path}/sub, where the recipe is: write `workdir: .` in it"
+    recipe.write_text(BEGIN + "model: {target: own_nets:f}\nworkdir: .\n")
+    assert load_recipe(recipe).recipe.model is not None
 
 
 def test_a_dataset_of_the_user_s_own_is_checked_alike(mine: Path, load: Load, fail: Fail) -> None:
