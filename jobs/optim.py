@@ -13,7 +13,18 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from jobs.private_torch import update_adamw
-from jobs.registry import optimizer, schedule
+from jobs.registry import OptionError, optimizer, schedule
+
+BOUNDS = {
+    "lr": (0, None),
+    "weight_decay": (0, None),
+    "beta1": (0, 1),
+    "beta2": (0, 1),
+    "eps": (0, None),
+    "momentum": (0, None),
+    "final": (0, None),
+}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
 
 
 @optimizer("adamw")
@@ -89,6 +100,8 @@ def sgd(
         nesterov: Look ahead along the momentum.
         weight_decay: Share of the weights that is added to the gradient.
     """
+    if nesterov and not momentum:
+        raise OptionError("train.optimizer.nesterov: true looks along the momentum, and momentum is 0; give it, as 0.9")
     listed: list[Any] = list(parameters)
     shared_out = any(isinstance(each, DTensor) for group in listed for each in _parameters(group))
     return SGD(

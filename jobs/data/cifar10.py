@@ -23,6 +23,8 @@ INSIDE = "cifar-10-batches-bin"
 """The folder in the archive."""
 TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 HELD_OUT = ("test_batch.bin",)
+BOUNDS = {"crop": (0, 32)}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
 SIDE = 32
 _ROW_BYTES = 1 + 3 * SIDE * SIDE
 """A label, then the red, the green and the blue pixels."""

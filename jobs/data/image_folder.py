@@ -22,6 +22,8 @@ PATHS = ("root", "eval_root")
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet by colour, pixels from 0 to 1: what networks that were trained there expect."""
+BOUNDS = {"eval_share": (0, 1), "size": (1, None)}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Of a random crop: its share of the area, and width by height."""
 CROPS = 10

@@ -25,6 +25,8 @@ STDLIB = "stdlib"
 PATHS = ("path", "tokenizer")
 NO_PATHS = ("stdlib",)
 """Both are read by `launch`, which looks for the files before a run begins."""
+BOUNDS = {"context": (1, None), "eval_share": (0, 1)}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "__pycache__")
 """Folders of the standard library that are none of its sources, or long lists of cases."""
 _FORMAT = 1

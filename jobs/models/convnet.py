@@ -10,6 +10,15 @@ TP_DIVIDES = ("hidden",)
 """Options that `parallelism.tp` must divide. A literal, as the check reads it from here."""
 UNDIVIDED = ("inplace",)
 """Options that go with neither tp nor pp: what comes from another rank is not overwritten."""
+BOUNDS = {
+    "in_channels": (1, None),
+    "image_size": (11, None),
+    "channels": (1, None),
+    "hidden": (1, None),
+    "classes": (1, None),
+    "dropout": (0, 1),
+}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
 MADE_OF = ("convolutions",)
 """What train.channels_last asks for; blocks (train.compile, activation_checkpointing) it has none."""
 

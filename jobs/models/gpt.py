@@ -17,6 +17,17 @@ UNDIVIDED = ("tie_weights",)
 """Options that go with neither tp nor pp, where they are true."""
 LAYERS = "layers"
 """The option that says how many blocks there are. The network has as many layers to cut between, and three more."""
+BOUNDS = {
+    "vocabulary": (1, None),
+    "context": (1, None),
+    "layers": (1, None),
+    "heads": (1, None),
+    "width": (1, None),
+    "dropout": (0, 1),
+}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
+DIVIDES = {"heads": "width"}
+"""Option -> the one that it must divide."""
 MADE_OF = ("blocks",)
 """What train.compile and activation_checkpointing work on; convolutions (train.channels_last) it has none."""
 STD = 0.02

@@ -11,6 +11,15 @@ from jobs.registry import OptionError, model
 
 LAYERS = "layers"
 """The option that says how many recurrent layers there are. The network has two more layers to cut between."""
+BOUNDS = {
+    "features": (1, None),
+    "vocabulary": (0, None),
+    "width": (1, None),
+    "layers": (1, None),
+    "outputs": (1, None),
+    "dropout": (0, 1),
+}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
 MADE_OF = ("blocks",)
 """What train.compile and activation_checkpointing work on; convolutions (train.channels_last) it has none."""
 

@@ -10,6 +10,8 @@ TP_DIVIDES = ("hidden",)
 """Options that `parallelism.tp` must divide. A literal, as the check reads it from here."""
 UNDIVIDED = ("inplace",)
 """Options that go with neither tp nor pp: what comes from another rank is not overwritten."""
+BOUNDS = {"in_features": (1, None), "hidden": (1, None), "layers": (0, None), "classes": (1, None), "dropout": (0, 1)}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
 MADE_OF = ()
 """Neither blocks nor convolutions: what train.compile, activation_checkpointing and channels_last ask for."""
 

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from jobs.registry import model
 
+BOUNDS = {"in_channels": (1, None), "classes": (1, None), "channels": (1, None)}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
 MADE_OF = ("blocks", "convolutions")
 """What train.compile and activation_checkpointing work on, and train.channels_last."""
 

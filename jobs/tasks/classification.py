@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from jobs.registry import task
 from jobs.tasks.base import check_scores
 
+BOUNDS = {"label_smoothing": (0, 1)}
+"""Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
+
 
 @task("classification")
 def classification(*, label_smoothing: float = 0.0) -> Classification:

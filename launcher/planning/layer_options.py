@@ -1,4 +1,4 @@
-"""What is done to the layers of a model, against what it is made of: compiled, computed again, laid out. Pure."""
+"""The layers of a model: sizes that divide, and what is done to them against what it is made of. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _OF_BLOCKS = ("compile", "activation_checkpointing")
 
 
 def check_layers(recipe: Recipe) -> Iterator[Finding]:
-    """Options of `train` that this model, or the strategy, has no layers for. Of a `target` the worker says it."""
+    """Sizes that do not divide; options of `train` that this model, or the strategy, has no layers for.
+
+    Of a `target` the worker says it.
+    """
     if recipe.train is None or recipe.model is None:
         return
     train, section = recipe.train, recipe.parallelism
@@ -29,7 +32,15 @@ def check_layers(recipe: Recipe) -> Iterator[Finding]:
             )
         keys = []
     entry = catalog("models").get(recipe.model.name)
-    if entry is None or entry.made_of is None:
+    if entry is None:
+        return
+    options = {option.name: option.default for option in entry.options} | recipe.model.options
+    for name, of in entry.divides.items():
+        if options[of] % options[name]:
+            message = f"model.{of}: {options[of]} does not divide by model.{name}, which is {options[name]}"
+            fit = -(-options[of] // options[name]) * options[name]
+            yield Finding(f"model.{of}", message, f"the next that does: {fit}")
+    if entry.made_of is None:
         return
     if train.channels_last and "convolutions" not in entry.made_of:
         message = f"train.channels_last: true, and `{entry.name}` has no convolution over images"

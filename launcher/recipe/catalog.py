@@ -11,9 +11,10 @@ A thing is a function with one decorator; its keyword-only parameters are its op
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -37,9 +38,9 @@ SOURCES = MappingProxyType(
 """Kind -> the decorator that names one, and the files that are read."""
 
 
-_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS", "MADE_OF", "PATHS", "NO_PATHS")
+_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS", "MADE_OF", "PATHS", "NO_PATHS", "BOUNDS", "DIVIDES")
 """Names of literals in the file of a model, which say what `parallelism` and `train` ask of it and its options, or of a
-data set, which say where its files are."""
+data set, which say where its files are; and the values that numbers may have."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,28 @@ class Option:
     """The value; the expression as text where it is no literal; None where it is required."""
     required: bool
     doc: str
+    bounds: tuple[float, float | None] | None = None
+    """Of a number: the least it may be, and what it stays below (None: nothing); `BOUNDS` in the file."""
 
     @property
     def annotation(self) -> Any:
         """The annotation as a type; `Any` where it is not one that YAML can hold."""
         return _annotation(ast.parse(self.type, mode="eval").body) if self.type else Any
+
+    def allows(self, value: object) -> bool:
+        """Whether a value of its type is within its bounds."""
+        if self.bounds is None or isinstance(value, bool) or not isinstance(value, int | float):
+            return True
+        least, below = self.bounds
+        return least <= value < (math.inf if below is None else below)  # neither inf nor nan is
+
+    @property
+    def range_text(self) -> str:
+        """Its bounds, behind what it is: `a number >= 1`; empty where it has none."""
+        if self.bounds is None:
+            return ""
+        least, below = self.bounds
+        return f" >= {least}" if below is None else f" >= {least} and < {below}"
 
 
 @dataclass(frozen=True)
@@ -83,6 +101,8 @@ class Entry:
     """Of a data set: options that name files which have to be there; `PATHS = ("path",)` in its file."""
     no_paths: tuple[str, ...] = ()
     """Of a data set: values of these options that mean something else; `NO_PATHS` in its file."""
+    divides: Mapping[str, str] = field(default_factory=dict)
+    """Of a model: an option, and the one that it must divide; `DIVIDES = {"heads": "width"}` in its file."""
     takes_any: bool = False
     """Whether it takes options besides these (`**options`), so that none can be called wrong."""
 
@@ -120,11 +140,12 @@ def make_entry(name: str, node: ast.FunctionDef, path: Path, said: Mapping[str, 
     return Entry(
         name=name,
         description=_first_sentence(doc),
-        options=tuple(_options(node, _argument_docs(doc), own=own)),
+        options=tuple(_options(node, _argument_docs(doc), said.get("BOUNDS", {}), own=own)),
         file=path,
         tp_divides=tuple(said["TP_DIVIDES"]) if "TP_DIVIDES" in said else None,
         undivided=tuple(said.get("UNDIVIDED", ())),
         layers=said.get("LAYERS"),
+        divides=said.get("DIVIDES", {}),
         made_of=tuple(said["MADE_OF"]) if "MADE_OF" in said else None,
         paths=tuple(said.get("PATHS", ())),
         no_paths=tuple(said.get("NO_PATHS", ())),
@@ -149,7 +170,9 @@ def _named(node: ast.expr, decorator: str) -> str | None:
     return first.value if named and isinstance(first, ast.Constant) and isinstance(first.value, str) else None
 
 
-def _options(node: ast.FunctionDef, docs: dict[str, str], *, own: bool = False) -> Iterator[Option]:
+def _options(
+    node: ast.FunctionDef, docs: Mapping[str, str], bounds: Mapping[str, Any], *, own: bool
+) -> Iterator[Option]:
     arguments = list(zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True))
     if own:
         plain, defaults = node.args.args, node.args.defaults
@@ -161,6 +184,7 @@ def _options(node: ast.FunctionDef, docs: dict[str, str], *, own: bool = False) 
             default=None if default is None else _literal(default),
             required=default is None,
             doc=docs.get(argument.arg, ""),
+            bounds=bounds.get(argument.arg),
         )
 
 

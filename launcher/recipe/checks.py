@@ -150,9 +150,12 @@ def _check_options(
 
 def _check_value(written: Written, keys: Keys, option: Option, findings: Findings) -> None:
     wanted = option.annotation
-    if not fits(typed(written.value, wanted), wanted):
+    value = typed(written.value, wanted)
+    if (is_other := not fits(value, wanted)) or not option.allows(value):
         default = "" if option.required else f"default: {option.default}"
-        message = f"{dotted(keys)}: {show(written.value)} is not {describe(wanted)}"
+        message = (
+            f"{dotted(keys)}: {show(written.value)} is not {describe(wanted)}{'' if is_other else option.range_text}"
+        )
         findings.add(written.place, message, option.doc or default)
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import AdamW
 
-from jobs.optim import QuickAdamW, constant, cosine, linear
+from jobs.optim import QuickAdamW, constant, cosine, linear, sgd
+from jobs.registry import OptionError
 
 steps = st.integers(0, 2000)
 
@@ -62,3 +63,11 @@ def test_quick_adamw_leaves_the_step_to_torch_where_a_scaler_has_found_an_overfl
     del made.grad_scale, made.found_inf
     made.step()
     assert not torch.equal(weight, before)
+
+
+def test_looking_along_a_momentum_takes_one() -> None:
+    with pytest.raises(
+        OptionError, match=r"train\.optimizer\.nesterov: true looks along the momentum, and momentum is 0"
+    ):
+        sgd(nn.Linear(2, 2).parameters(), nesterov=True)
+    sgd(nn.Linear(2, 2).parameters(), nesterov=True, momentum=0.9)

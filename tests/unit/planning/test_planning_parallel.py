@@ -13,7 +13,7 @@ from launcher.planning.render import render_plan
 from launcher.recipe.schema import Recipe
 
 GPT: dict[str, Any] = {
-    "model": {"name": "gpt", "heads": 6, "layers": 3},
+    "model": {"name": "gpt", "heads": 6, "layers": 3, "width": 96},
     "data": {"name": "text", "global_batch_size": 240},
 }
 
@@ -287,3 +287,9 @@ def test_a_strategy_of_one_process_is_told_so_and_nothing_else() -> None:
     faults = {"rescue": True}
     message, _ = problem(job(model={"name": "resnet18"}, parallelism={"strategy": "single", "tp": 2}, faults=faults))
     assert message == "parallelism.tp: 2, and strategy single has no tp"
+
+
+def test_the_width_of_a_model_divides_by_its_heads() -> None:
+    message, hint = problem(job(model={"name": "gpt", "width": 100, "heads": 8}))
+    assert message == "model.width: 100 does not divide by model.heads, which is 8"
+    assert hint == "the next that does: 104"

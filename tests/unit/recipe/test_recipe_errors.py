@@ -298,3 +298,18 @@ def test_tags_and_merge_keys_are_refused(fail: Fail) -> None:
         ("a.yaml:10:5", "`<<` is not part of YAML 1.2"),
         ("a.yaml:11:6", "extra.e: the tag !x has no meaning here"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.hidden=0", "model.hidden: 0 is not a whole number >= 1"),
+        ("model.layers=-1", "model.layers: -1 is not a whole number >= 0"),
+        ("model.dropout=1", "model.dropout: 1 is not a number >= 0 and < 1"),
+        ("train.optimizer.lr=-1e-3", "train.optimizer.lr: -1e-3 is not a number >= 0"),
+        ("data.samples=0", "data.samples: 0 is not a whole number >= 1"),
+    ],
+)
+def test_numbers_of_options_have_bounds(fail: Fail, override: str, message: str) -> None:
+    (problem,) = fail(override)
+    assert problem.message == message
