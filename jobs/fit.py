@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from jobs import registry
 from jobs.data.base import Data
@@ -39,13 +40,30 @@ def check_fit(section: ModelSection, data: Data, task: Task) -> None:
 def _shape_problems(options: Mapping[str, Any], data: Data) -> Iterator[str]:
     inputs, _ = Fetch(data.train, seed=0)[0, torch.tensor([0])]
     shape = tuple(inputs.shape[1:])
+    written = " x ".join(map(str, shape)) or "one number"
+    if problem := _kind_problem(options, inputs, written):
+        yield problem
+        return
     has = {"in_features": inputs.numel()}
     if len(shape) == 3:
         has |= {"in_channels": shape[0], "image_size": shape[1]}
     for key, size in has.items():
         if key in options and options[key] != size:
-            written = " x ".join(map(str, shape)) or "one number"
             yield f"model.{key}: {options[key]:,}, and a sample of the data is {written}; make it {size}"
+
+
+def _kind_problem(options: Mapping[str, Any], inputs: Tensor, written: str) -> str:
+    """Of a model that reads tokens where there are numbers, or the other way round, or images where there are none."""
+    reads_tokens, has_tokens = bool(options.get("vocabulary")), not inputs.is_floating_point()
+    data = f"and a sample of the data is {written}"
+    if reads_tokens and not has_tokens:
+        return f"model.vocabulary: {options['vocabulary']}: it reads tokens, {data} numbers"
+    if has_tokens and not reads_tokens:
+        key = "model.vocabulary: 0" if "vocabulary" in options else "model"
+        return f"{key}: it takes numbers, {data} tokens; gpt and lstm read them"
+    if "in_channels" in options and inputs.dim() != 4:
+        return f"model.in_channels: it takes channels x height x width, {data}"
+    return ""
 
 
 def _count_problems(options: Mapping[str, Any], data: Data, task: Task) -> Iterator[str]:

@@ -68,11 +68,12 @@ class Steps(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Raises OptionError where a step has another number of features."""
-        steps = inputs.unsqueeze(-1) if inputs.dim() == 2 and self._features == 1 else inputs.flatten(1, -2)
-        if inputs.dim() < 2 or steps.shape[-1] != self._features:
+        if inputs.dim() == 2 and self._features == 1:
+            return inputs.unsqueeze(-1)
+        if inputs.dim() < 3 or inputs.shape[-1] != self._features:
             shape = tuple(inputs.shape[1:])
             raise OptionError(f"model.features: {self._features} numbers per step, and a sample of the data is {shape}")
-        return steps
+        return inputs.flatten(1, -2)
 
 
 class Recurrent(nn.Module):

@@ -35,16 +35,24 @@ class Task(Protocol):
         """Metrics by their names (`eval/accuracy`), from the mean loss and the means of `measures` over all samples."""
 
 
-def check_scores(task: str, outputs: Tensor, targets: Tensor, each: str) -> None:
+def check_scores(task: str, outputs: Tensor, targets: Tensor, each: str, *, dims: int = 1) -> None:
     """Raise OptionError where targets are no whole numbers, or a network does not give one row of scores for each.
 
-    What torch would say of it names neither the model nor the data. each: what a target is of, in words.
+    What torch would say of it names neither the model nor the data. each: what a target is of, in words. dims: of the
+    targets of a batch.
     """
     if targets.is_floating_point():
         kind = str(targets.dtype).removeprefix("torch.")
         raise OptionError(
             f"train.task: {task} wants a whole number for {each}, and the data has {kind}; "
             "the number of its class, or train.task: {name: regression}"
+        )
+    if targets.ndim != dims:
+        shape = f"one of the shape {tuple(targets.shape[1:])}" if targets.ndim > 1 else "a single one"
+        other = "classification" if dims > 1 else "language_modelling"
+        raise OptionError(
+            f"train.task: {task} wants a whole number for {each}, and a sample of the data has {shape}; other data, or "
+            f"train.task: {{name: {other}}}"
         )
     if not isinstance(outputs, Tensor):
         given = f"a {type(outputs).__name__}, not a tensor"

@@ -39,7 +39,7 @@ class LanguageModelling:
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy. Raises OptionError where there are not scores for each token."""
-        check_scores("language_modelling", outputs, targets, "each token")
+        check_scores("language_modelling", outputs, targets, "each token", dims=2)
         scores = outputs.flatten(0, 1).float()
         summed = F.cross_entropy(scores, targets.flatten(), reduction="sum", label_smoothing=self.label_smoothing)
         return summed / targets.shape[1]

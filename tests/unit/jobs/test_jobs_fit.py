@@ -16,10 +16,12 @@ from jobs.tasks.regression import regression
 from launcher.recipe.schema import ModelSection
 
 SAMPLES: Any = [(torch.zeros(1, 28, 28), 0)] * 50
+TOKENS: Any = [(torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64))]
 
 
 def check(task: Task, classes: int | None, model: dict[str, Any]) -> None:
-    check_fit(ModelSection.model_validate(model), Data(SAMPLES, classes=classes), task)
+    samples = TOKENS if task.unit == "tokens" else SAMPLES
+    check_fit(ModelSection.model_validate(model), Data(samples, classes=classes), task)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,37 @@ def test_a_model_for_other_samples_is_refused_with_both_shapes(model: Any, lines
         check_fit(ModelSection.model_validate(model), Data(samples, classes=10), classification())
     if caught is not None:
         assert str(caught.value).splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "line"),
+    [
+        (
+            {"name": "gpt"},
+            torch.zeros(8),
+            "model.vocabulary: 256: it reads tokens, and a sample of the data is 8 numbers",
+        ),
+        (
+            {"name": "lstm"},
+            torch.zeros(8, dtype=torch.int64),
+            "model.vocabulary: 0: it takes numbers, and a sample of the data is 8 tokens; gpt and lstm read them",
+        ),
+        (
+            {"name": "mlp", "in_features": 8},
+            torch.zeros(8, dtype=torch.int64),
+            "model: it takes numbers, and a sample of the data is 8 tokens; gpt and lstm read them",
+        ),
+        (
+            {"name": "resnet18"},
+            torch.zeros(3, 32),
+            "model.in_channels: it takes channels x height x width, and a sample of the data is 3 x 32",
+        ),
+    ],
+)
+def test_a_model_for_another_kind_of_samples_is_refused(model: Any, sample: torch.Tensor, line: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        check_fit(ModelSection.model_validate(model), Data([(sample, 0)], classes=10), classification())  # type: ignore[arg-type]
+    assert str(caught.value).splitlines()[0] == line
 
 
 def test_other_data_than_the_checkpoint_had_is_said() -> None:

@@ -55,6 +55,13 @@ def test_regression_takes_squared_and_absolute_errors() -> None:
         (language_modelling(), torch.zeros(2, 4, 7), (2, 5), r"of the shape \(2, 4, 7\)"),
         (classification(), torch.zeros(2, 7, 4), (2,), r"each sample, \(2, scores\) .* of the shape \(2, 7, 4\)"),
         (classification(), (torch.zeros(2, 7), None), (2,), "gives a tuple, not a tensor"),
+        (
+            classification(),
+            torch.zeros(2, 5, 7),
+            (2, 5),
+            r"and .* has one of the shape \(5,\); .*language_m",
+        ),
+        (language_modelling(), torch.zeros(2, 7), (2,), r"each token, and .* has a single one; .*name: classification"),
     ],
 )
 def test_a_network_that_does_not_score_each_target_is_refused_in_words(
