@@ -285,11 +285,3 @@ def test_every_fault_and_feature_has_a_test_that_is_there() -> None:
     assert len(named) > 30
     missing = [name for file, name in named if f"def {name}(" not in (ROOT / "tests" / file).read_text()]
     assert missing == []
-
-
-def test_the_table_of_training_names_tests_that_are_there() -> None:
-    table = (ROOT / "tests" / "README.md").read_text().partition("## Training")[2].partition("## Faults")[0]
-    named = re.findall(r"`((?:[a-z]+/)*test_[\w*]+\.py)`", table)
-    assert len(named) > 20
-    folders = (ROOT / "tests", ROOT / "tests/unit/jobs")
-    assert [name for name in named if not any(any(folder.glob(name)) for folder in folders)] == []
