@@ -86,3 +86,28 @@ def test_without_a_compiler_no_step_is_made(start: Start, tmp_path: Path) -> Non
     assert ranks.wait() == [1]
     assert "train.compile: true, and there is no C++ compiler (no-such-compiler) on this machine" in ranks.log()
     assert not ranks.metrics.exists()
+
+
+def test_channels_last_goes_with_layers_that_are_shared_out(start: Start, tmp_path: Path) -> None:
+    """Shards of FSDP2, and a stage of a pipeline."""
+    plain = start(tmp_path / "plain", recipe_of(8, accumulate=2))
+    assert plain.wait() == [0, 0], plain.log()
+    for keys in ({"strategy": "fsdp"}, {"pp": 2}):
+        recipe = {**recipe_of(8, channels_last=True, accumulate=2), "parallelism": keys}
+        ranks = start(tmp_path / next(iter(keys)), recipe)
+        assert ranks.wait() == [0, 0], ranks.log()
+        # with stages the dropout draws from seeds of its own
+        assert "pp" in keys or losses(ranks) == pytest.approx(losses(plain), abs=1e-4)
+
+
+def test_a_batch_norm_with_one_sample_is_found_before_the_first_step(start: Start, tmp_path: Path) -> None:
+    """17 samples in batches of 16; of the first step alone it is no matter."""
+    recipe = recipe_of(8)
+    recipe["model"] = {"name": "resnet18", "in_channels": 1, "channels": 4, "classes": 4, "small_images": False}
+    recipe["data"] |= {"samples": 17}
+    ranks = start(tmp_path / "run", recipe)
+    assert ranks.wait() == [1, 1]
+    assert not ranks.metrics.exists() or not losses(ranks)
+    assert "a rank gets a micro-batch of one sample in the last batch of an epoch, which has 1, and" in ranks.log()
+    whole = start(tmp_path / "first", {**recipe, "train": {**recipe["train"], "until": "1 steps"}})
+    assert whole.wait() == [0, 0], whole.log()
