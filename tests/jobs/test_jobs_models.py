@@ -56,6 +56,7 @@ def test_a_gpt_learns_a_text_that_two_nodes_prepare_once(start: Start, tmp_path:
     whole = whole_and_broken(start, tmp_path, recipe, local_size=1)
     logs = [whole.log(rank) for rank in range(2)]
     assert sum("4,501 tokens, in" in log for log in logs) == 1, logs
+    assert " tokens/s" in logs[0]
     metrics = last_metrics(whole)
     assert metrics["eval/loss"] < 3
     assert metrics["eval/perplexity"] == pytest.approx(np.exp(metrics["eval/loss"]))

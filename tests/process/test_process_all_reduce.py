@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from launcher.planning.all_reduce import runner
 
@@ -48,6 +49,13 @@ def test_f074_real_ranks_add_up() -> None:
     assert tried.reduce_s is not None
     assert tried.reduce_s > 0
     assert tried.size_bytes == 64 << 20
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_f074_gpus_add_up_over_nccl() -> None:
+    tried = runner(sys.executable, ranks=torch.cuda.device_count(), on_gpus=True, loopback="lo")({})
+    assert tried.ok, tried.said
 
 
 def test_f074_ranks_that_hang_die_or_are_wrong_are_named() -> None:
