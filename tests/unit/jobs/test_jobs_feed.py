@@ -86,6 +86,7 @@ def compute(story: Story, made: Feed, steps: int) -> list[list[int]]:
         for _, targets in made.take(2):
             story.lines.append(f"compute {targets.tolist()}")
             seen.append(targets.tolist())
+        story.lines.append("update")
     return seen
 
 
@@ -93,14 +94,15 @@ def test_the_next_batch_is_copied_beside_the_one_that_computes(clock: Clock) -> 
     story = Story()
     a, b, c, d = compute(story, feed(clock, story, on_stream=True), 2)
     each = [(f"hand over {x}", f"compute {x}", f"copy {y} beside") for x, y in ((a, b), (b, c), (c, d))]
-    assert story.lines[:10] == [f"copy {a} beside", *(line for lines in each for line in lines)]
+    first, second, third = each  # the second ends with a copy for the next step, before the update of this one
+    assert story.lines[:11] == [f"copy {a} beside", *first, *second, "update", *third]
 
 
 def test_on_a_cpu_a_batch_is_made_when_it_is_asked_for(clock: Clock) -> None:
     assert beside(torch.device("cpu")) is None
     story = Story()
     a, b = compute(story, feed(clock, story, on_stream=False), 1)
-    assert story.lines == [f"copy {a}", f"compute {a}", f"copy {b}", f"compute {b}"]
+    assert story.lines == [f"copy {a}", f"compute {a}", f"copy {b}", f"compute {b}", "update"]
 
 
 def test_batches_do_not_depend_on_what_is_made_ahead(clock: Clock) -> None:
