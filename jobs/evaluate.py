@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jobs import registry
 from jobs.batches import read_batches
 from jobs.data.base import DataError, Samples
 from jobs.evaluation import batch_size
+from jobs.fit import check_fit
 from jobs.folders import progress_of, read_state
 from jobs.job import job_alone
 from jobs.layers import lay_channels_last
@@ -52,16 +54,18 @@ def evaluate_checkpoint(order: Order) -> dict[str, Any]:
     device = pick_device(job.device, World(rank=0, size=1, local_rank=0, local_size=1))
     source = registry.build_section("dataset", job.data)
     source.prepare()
-    samples = source.load().evaluation
+    data, task = source.load(), make_task(job, source)
+    samples = data.evaluation
     if samples is None or not len(samples):
         raise DataError(f"data: {job.data.name} has no held-out samples")
+    check_fit(job.model, replace(data, train=samples), task)
     net = make_model(job).to(device)
     if job.train.channels_last:
         lay_channels_last(net)
     restore_model(net, folder, None)
     around = make_precision(job.train.precision, device).around_forward
     shares = read_batches(read_state(folder)).world_size  # the strategy may have been another one then
-    metrics = measure(net, make_task(job, source), samples, shares=shares, device=device, around_forward=around)
+    metrics = measure(net, task, samples, shares=shares, device=device, around_forward=around)
     progress = progress_of(folder)
     recorded = None if progress.metrics is None else dict(progress.metrics)
     facts = {"step": progress.step, "samples": len(samples), "device": str(device)}
@@ -104,9 +108,13 @@ def measure(
 def answer(work: Callable[[Order], dict[str, Any]]) -> int:
     """Do what standard input says; whatever is printed meanwhile goes to standard error. 1 where it cannot be done."""
     with redirect_stdout(sys.stderr):
+        order = json.loads(sys.stdin.read())
         try:
-            done = work(json.loads(sys.stdin.read()))
-        except (BrokenError, CheckpointError, DataError, WorldError, OptionError, OSError) as error:
+            done = work(order)
+        except BrokenError as error:
+            print(f"launch: {order['checkpoint']}: {error}; --step takes an older one", file=sys.stderr)
+            return 1
+        except (CheckpointError, DataError, WorldError, OptionError, OSError) as error:
             print(f"launch: {error}", file=sys.stderr)
             return 1
     print(json.dumps(done), flush=True)

@@ -57,10 +57,16 @@ def test_an_evaluation_by_itself_finds_what_the_training_found(start: Start, tmp
     assert json.loads(done.stdout)["metrics"] == found["recorded"]
     other = ask("jobs.evaluate", order_of(ranks, "step-40", tiny(**{**RECIPE, "data": {"eval_samples": 7}})))
     assert json.loads(other.stdout)["samples"] == 7
+    wider = ask("jobs.evaluate", order_of(ranks, "step-40", tiny(**{**RECIPE, "data": {"shape": "21", "classes": 9}})))
+    assert (wider.returncode, wider.stdout) == (1, "")
+    assert wider.stderr.startswith(
+        "launch: model.in_features: 20, and a sample of the data is 21; make it 21\nmodel.cl"
+    )
     (checkpoints / "step-40" / "rank-0.safetensors").write_bytes(b"gone")
     broken = ask("jobs.evaluate", order_of(ranks, "step-40", RECIPE))
     assert (broken.returncode, broken.stdout) == (1, "")
-    assert broken.stderr.startswith("launch: rank-0.safetensors has 4 bytes instead of ")
+    assert broken.stderr.startswith(f"launch: {checkpoints / 'step-40'}: rank-0.safetensors has 4 bytes instead of ")
+    assert broken.stderr.endswith("; --step takes an older one\n")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
