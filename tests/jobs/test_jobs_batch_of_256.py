@@ -79,11 +79,14 @@ _ONE_RANK: dict[str, list[float]] = {}
 
 
 def of_one_rank(start: Start, tmp_path: Path) -> dict[str, list[float]]:
-    """Losses and evaluations of `single`, of a whole batch at once."""
+    """Losses, norms and evaluations of `single`, of a whole batch at once.
+
+    The norms show what AdamW hides: gradients that are too long or too short by the same factor in every step.
+    """
     if not _ONE_RANK:
         ranks = start(tmp_path / "single", recipe({"strategy": "single"}, 1), ranks=1)
         assert ranks.wait() == [0], ranks.log()
-        _ONE_RANK.update({key: curve(ranks, key) for key in ("train/loss", "eval/loss")})
+        _ONE_RANK.update({key: curve(ranks, key) for key in ("train/loss", "train/grad_norm", "eval/loss")})
         assert len(_ONE_RANK["train/loss"]) == STEPS
         assert _ONE_RANK["train/loss"][-1] < _ONE_RANK["train/loss"][0] - 0.05, "it learns something"
     return _ONE_RANK
