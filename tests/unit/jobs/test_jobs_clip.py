@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from launcher.recipe.degrees import Degrees
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 REPLICAS = Grid(degrees=Degrees(dp=2), rank=0)
+MESH: Any = object()
+"""Of ranks that hold parts; what is told does not go through it here."""
 
 
 def never(problem: float, squares: float) -> Sequence[float]:
@@ -78,7 +81,7 @@ def test_what_is_shorter_keeps_its_bits() -> None:
 
 def test_stages_that_hold_different_layers_add_up_their_squares_and_tell_each_other() -> None:
     """Two stages, two replicas of each: four ranks send, and each square is sent twice."""
-    grid = Grid(degrees=Degrees(pp=2, dp=2), rank=0)
+    grid = Grid(degrees=Degrees(pp=2, dp=2), rank=0, mesh=MESH)
     sent: list[tuple[float, float]] = []
 
     def add(problem: float, squares: float) -> Sequence[float]:
@@ -105,5 +108,5 @@ def test_ranks_that_hold_parts_of_the_gradients_tell_each_other(value: float, ot
         assert math.isfinite(squares)
         return bad + others, squares
 
-    grid = Grid(degrees=Degrees(fsdp=2), rank=0)
+    grid = Grid(degrees=Degrees(fsdp=2), rank=0, mesh=MESH)
     assert GradientCheck(net_with(torch.tensor([0.5, value])), grid, add).look().problem == problem
