@@ -185,8 +185,7 @@ def pick_device(wanted: str, world: World) -> torch.device:
         raise WorldError(f"resources.device: {wanted} is one GPU, and this node has {world.local_size} ranks; use cuda")
     if gpus < world.local_size or (colon and int(index) >= gpus):
         raise WorldError(
-            f"resources.device: {wanted}, for {count(world.local_size, 'rank')} on this node; "
-            f"CUDA devices here: {gpus}"
+            f"resources.device: {wanted}, for {count(world.local_size, 'rank')} on this node; CUDA devices here: {gpus}"
         )
     device = torch.device("cuda", int(index) if colon else world.local_rank)
     torch.cuda.set_device(device)
