@@ -81,8 +81,9 @@ class Sampler:
     def _smallest_of(self, global_count: int) -> int:
         least = global_count // self.world_size  # of the last rank
         most = -(-global_count // self.world_size)
-        sizes = [size // min(-(-most // self.micro_batch_size), size) for size in (least, most) if size]
-        return min(sizes + [min(2, global_count)] * (least < most))  # a rank that has less may compute idle ones
+        count = -(-most // self.micro_batch_size)
+        sizes = [size // min(count, size) for size in (least, most) if size]
+        return min(sizes + [min(2, global_count)] * (least < count))  # a rank with fewer samples computes idle ones
 
     def batch(self, samples_seen: int) -> Tensor:
         """Indices of the samples that follow, over all ranks."""
