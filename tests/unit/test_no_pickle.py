@@ -32,7 +32,7 @@ _PLANS = (
 ALLOWED = {
     ("launcher/agent/adapters/lightning.py", "torch.load"): _LIGHTNING,
     ("launcher/agent/adapters/lightning.py", "weights_only=False"): _LIGHTNING,
-    ("jobs/all_reduce.py", "multiprocessing.connection"): "JSON as bytes (`send_bytes`), between a process and its forks",
+    ("jobs/all_reduce.py", "multiprocessing.connection"): "JSON as bytes, between a process and its forks",
     ("jobs/state.py", "load"): _PLANS,
     ("jobs/storage.py", "save"): _PLANS,
 }
