@@ -48,7 +48,8 @@ PEAKS = {
 }
 """TFLOP/s of dense products of matrices in bf16, added up in fp32, by a part of the name that the driver gives a GPU.
 
-From the makers' data sheets; where these give the figure with sparsity, half of it. The longest part that fits counts.
+As the makers publish them, half of it where that is with sparsity; measured by none of us. The longest part that fits
+counts.
 """
 
 
