@@ -131,7 +131,9 @@ SMALL = {
             "network": st.fixed_dictionaries(
                 {"timeout": st.integers(1, 999).map("{}m".format), "nccl": st.dictionaries(st.just("X"), st.integers())}
             ),
-            "tracking": st.fixed_dictionaries({"wandb": st.fixed_dictionaries({"tags": st.lists(st.text("ab1e", max_size=12))})}),
+            "tracking": st.fixed_dictionaries(
+                {"wandb": st.fixed_dictionaries({"tags": st.lists(st.text("ab1e", max_size=12))})}
+            ),
             "extra": st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), JSON, max_size=3),
         }
     )
