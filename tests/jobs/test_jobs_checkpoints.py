@@ -156,7 +156,7 @@ import os, time
 import jobs.trainer
 inner = jobs.trainer.Trainer._check_weights
 def check(trainer):
-    while step == 10 and os.environ["RANK"] == "2":
+    while trainer.progress.step == 10 and os.environ["RANK"] == "2":
         time.sleep(1)
     inner(trainer)
 jobs.trainer.Trainer._check_weights = check
@@ -199,7 +199,7 @@ def test_a_save_that_cannot_be_written_ends_all_ranks_at_once(start: Start, tmp_
     (tmp_path / "die.py").write_text(
         DIE_AT.replace(
             "os.kill(os.getpid(), signal.SIGKILL)",
-            "folder = trainer._parts.checkpoints.folder; folder.rename(f'{folder}.away'); folder.touch()",
+            "folder = gradients._parts.checkpoints.folder; folder.rename(f'{folder}.away'); folder.touch()",
         )
     )
     recipe = tiny(train={"until": "40 steps"}, checkpoint={"every": "5 steps", "asynchronous": False})
