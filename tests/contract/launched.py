@@ -143,6 +143,11 @@ Launch = Callable[..., Launched]
 Recipe = Callable[..., Path]
 
 
+def zygote_of(agent: int) -> int:
+    """The first child of an agent, from which its workers are forked. Another one measures the devices of the node."""
+    return int(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0])
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
     """Write a script, which can `import toy`, and a recipe that runs it on two ranks; return the recipe's path."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launched import Launch, Launched, Recipe
+from launched import Launch, Launched, Recipe, zygote_of
 
 import launcher
 
@@ -61,7 +61,7 @@ def victim(run: Launched, name: str) -> int:
     agent = int(run.happened("agent_started")[-1]["pid"])
     if name == "agent":
         return agent
-    return int(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0])
+    return zygote_of(agent)
 
 
 def end(run: Launched, how: str) -> None:
@@ -173,8 +173,7 @@ def test_descriptors_and_memory_of_the_agents_do_not_grow_with_the_restarts(laun
 def long_lived(run: Launched) -> list[int]:
     """Supervisor, agents, zygotes."""
     agents = [int(event["pid"]) for event in run.happened("agent_started")]
-    zygotes = [int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]) for pid in agents]
-    return [victim(run, "supervisor"), *agents, *zygotes]
+    return [victim(run, "supervisor"), *agents, *map(zygote_of, agents)]
 
 
 def resident_bytes(pid: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from launched import Launch, Launched, Recipe
+from launched import Launch, Launched, Recipe, zygote_of
 
 pytestmark = pytest.mark.process
 
@@ -26,13 +26,6 @@ ProcessesOf = Callable[[str], list[int]]
 def agent_of(run: Launched, node: int) -> int:
     """The pid of the newest agent of a node."""
     return int(run.happened("agent_started", node=node)[-1]["pid"])
-
-
-def zygote_of(run: Launched, node: int) -> int:
-    """The agent's only child."""
-    agent = agent_of(run, node)
-    (pid,) = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-    return int(pid)
 
 
 def is_gone(pid: int) -> bool:
@@ -64,7 +57,7 @@ def test_an_agent_the_head_agent_and_a_zygote_are_replaced_and_the_run_goes_on(
     kill_and_see(run, agent_of(run, 0), [workers[0], child])
 
     workers = run.wait_for_marks("up", ranks=2, attempt=3)
-    kill_and_see(run, zygote_of(run, 1), [workers[1]])
+    kill_and_see(run, zygote_of(agent_of(run, 1)), [workers[1]])
 
     run.wait_for_marks("up", ranks=2, attempt=4)
     run.let("go.4")
@@ -110,7 +103,7 @@ def test_a_zygote_that_dies_before_it_could_report_is_replaced(launch: Launch, r
     source = "import toy\ntoy.mark('up')\ntoy.wait_for('go')\n"
     run = launch(recipe(source, nproc=1, resume="self"))
     (worker,) = run.wait_for_marks("up", ranks=1)
-    zygote = zygote_of(run, 0)
+    zygote = zygote_of(agent_of(run, 0))
     os.kill(zygote, signal.SIGSTOP)  # it does not report the end of the worker
     os.kill(worker, signal.SIGKILL)
     os.kill(zygote, signal.SIGKILL)

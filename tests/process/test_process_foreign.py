@@ -16,7 +16,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
-from launched import Launch, Recipe
+from launched import Launch, Recipe, zygote_of
 
 import launcher
 
@@ -93,8 +93,7 @@ def test_a_command_without_torch_runs_workers_that_have_torch_alone(
     run.wait_for_marks("up", ranks=2)
     if how == "preload":  # the zygote's successor is found in the run directory too
         agent = run.happened("agent_started", node=1)[0]["pid"]
-        (zygote,) = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-        os.kill(int(zygote), signal.SIGKILL)
+        os.kill(zygote_of(agent), signal.SIGKILL)
         run.wait_for_marks("up", ranks=2, attempt=2)
     attempt = 2 if how == "preload" else 1
     run.let(f"go.{attempt}")
