@@ -53,7 +53,8 @@ BEGIN = "name: demo\ndata: {name: synthetic, global_batch_size: 8}\ntrain: {unti
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # there modules are looked for, too
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("1/0")
     (tmp_path / "mine" / "nets.py").write_text(NETS)
