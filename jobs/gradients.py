@@ -44,8 +44,7 @@ class Gradients:
         DDP orders its gradients anew after the first backward of a process. With three or more ranks the order of
         their sums, and so the last bit, depends on it: a resumed run would differ from one that was not interrupted.
         """
-        count = self._parts.shared.rehearsal_count
-        self._rehearse(step, [self.feed.peek()] * count, counted=count)
+        self._rehearse(step, [self.feed.peek()], counted=1)
 
     def rehearse_shapes(self, step: int) -> None:
         """The same with a whole batch and with the last one of an epoch, the shapes that a training has.

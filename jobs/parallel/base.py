@@ -43,8 +43,6 @@ class Shared:
     as the strategy wraps it.
     """
 
-    rehearsal_count = 1
-    """Micro-batches that a rehearsal takes."""
     everyone_evaluates = False
     """Whether a forward needs the other ranks: then all make equally many of them in an evaluation."""
     elsewhere: frozenset[str] | None = None

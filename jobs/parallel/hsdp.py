@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal
 
 import torch
@@ -10,7 +9,7 @@ from torch import nn
 
 from jobs.mesh import Grid
 from jobs.parallel.base import Shared
-from jobs.parallel.mixed import mix, shard_layers
+from jobs.parallel.fsdp import fsdp
 from jobs.registry import strategy
 
 
@@ -31,5 +30,5 @@ def hsdp(
         sync_each_batch: Gradients travel with each micro-batch: less memory with `accumulate`, and more traffic.
         gather: What layers travel and compute as. bf16 = half of the bytes; gradients and optimizer stay in fp32.
     """
-    shard = partial(shard_layers, grid=grid, reshard_after_forward=reshard_after_forward, gather=gather)
-    return mix(net, grid, device, shard=shard, sync_each_batch=sync_each_batch)
+    options = {"reshard_after_forward": reshard_after_forward, "sync_each_batch": sync_each_batch}
+    return fsdp(net, grid, device, gather=gather, **options)  # the mesh makes the difference
