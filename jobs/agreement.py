@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,8 @@ _HEAD = 4
 class Agreement:
     """An all-reduce that is sent before the work of a step and received after it, so that nobody waits for it.
 
-    With a carrier it is none of its own: what is in there (fp32, CARRIED numbers) is summed with the gradients.
+    With a carrier the one of a step is none of its own: what is in there (fp32, CARRIED numbers) is summed with the
+    gradients, by whoever sums those.
     """
 
     def __init__(
@@ -51,14 +52,20 @@ class Agreement:
         self._message = torch.zeros(0)
         self._work: dist.Work | None = None
 
-    def send(self, *values: float) -> None:
-        """Contribute numbers of this rank, its request to stop if it has one, and whether it has trouble."""
+    def send_with_gradients(self, *values: float) -> None:
+        """The same as `send`, where the gradients of this step are still to be summed: with them, if they carry it."""
         if self._carrier is None:
-            self._send_alone(values)
+            self.send(*values)
             return
         self._carried = _HEAD + len(values)
         message = [*self._head(), *values, *[0.0] * (CARRIED - self._carried)]
         self._carrier.copy_(torch.tensor(message))
+
+    def send(self, *values: float) -> None:
+        """Contribute numbers of this rank, its request to stop if it has one, and whether it has trouble."""
+        assert self._work is None, "the last message was not received"
+        self._message = torch.tensor([*self._head(), *values], dtype=torch.float64)
+        self._work = dist.all_reduce(self._message, async_op=True)
 
     def receive(self) -> Agreed:
         """Wait for all ranks. With a carrier: they have been waited for."""
@@ -75,14 +82,9 @@ class Agreement:
 
     def now(self, *values: float) -> Agreed:
         """Send and receive, outside a step."""
-        self._send_alone(values)
+        self.send(*values)
         return self.receive()
 
     def _head(self) -> tuple[float, ...]:
         many, few = divmod(self._written(), _MANY)
         return float(self._stop.requested), float(self._has_trouble()), float(many), float(few)
-
-    def _send_alone(self, values: Sequence[float]) -> None:
-        assert self._work is None, "the last message was not received"
-        self._message = torch.tensor([*self._head(), *values], dtype=torch.float64)
-        self._work = dist.all_reduce(self._message, async_op=True)

@@ -149,7 +149,9 @@ class Gradients:
         if counts and parts.device.type == "cuda":  # to wait for it here, the GPU would have to wait for its backward
             self._late = read_later(total), counts
         else:
-            self._agreement.send(*loss_message(total.item() if counts else 0.0, counts, parts.world.rank))
+            self._agreement.send_with_gradients(
+                *loss_message(total.item() if counts else 0.0, counts, parts.world.rank)
+            )
         parts.marks.rest()
         self._buffers.send()
 
@@ -157,7 +159,7 @@ class Gradients:
         """The loss of a GPU, which is there as soon as its forwards are through, and its backward is in the queue."""
         if self._late is not None:
             (read, counts), self._late = self._late, None
-            self._agreement.send(*loss_message(read(), counts, self._parts.world.rank))
+            self._agreement.send_with_gradients(*loss_message(read(), counts, self._parts.world.rank))
 
     def any_rank(self, finding: bool) -> bool:
         """Whether any rank has found something; every rank must ask."""

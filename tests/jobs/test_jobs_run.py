@@ -48,6 +48,21 @@ class Poisoned(Slow):
 
 @dataset("poisoned")
 def poisoned(): return Poisoned()
+
+class Told(TensorSamples):
+    def __getitems__(self, indices):
+        if os.environ["STOP_IN_EVAL"] == os.environ["RANK"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().__getitems__(indices)
+
+class Long(Slow):
+    # evaluated in three batches; a rank is told to stop in the first
+    def load(self):
+        data = super().load()
+        return Data(data.train, Told(torch.randn(2500, 20), torch.zeros(2500, dtype=torch.int64)))
+
+@dataset("long")
+def long(): return Long()
 """
 
 
@@ -96,6 +111,21 @@ def test_a_stop_leaves_at_one_step_and_the_resumed_run_ends_the_same(start: Star
     assert resumed.wait() == [0, 0], resumed.log()
     assert resumed.weights == whole.weights
     assert resumed.event("training_started")["step"] == step
+
+
+@pytest.mark.parametrize("bucket_cap_mb", [None, 1])
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_stop_of_one_rank_in_an_evaluation_is_everybodys(
+    start: Start, tmp_path: Path, datasets: list[str], told: int, bucket_cap_mb: int | None
+) -> None:
+    """Where gradients carry the messages of the steps (no option of ddp is given), those of an evaluation go alone."""
+    options = {} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}
+    recipe = slow("long", train={"eval_every": "4 steps"}, parallelism={"strategy": "ddp", **options})
+    env = {"PREPARING": os.devnull, "PREPARE_S": "0", "STOP_IN_EVAL": str(told)}
+    ranks = start(tmp_path / "run", recipe, load=datasets, env=env)
+    assert ranks.wait() == [75, 75], ranks.log()
+    assert ranks.log().splitlines()[-1] == "stopped at step 4"
+    assert complete(ranks.run_dir / "checkpoints")[-1] == "step-4"
 
 
 def test_a_finished_run_started_again_is_complete_already(start: Start, tmp_path: Path) -> None:

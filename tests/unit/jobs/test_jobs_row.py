@@ -92,7 +92,14 @@ def test_a_message_travels_with_the_gradients() -> None:
     row.run(work(batches(1, 0)))  # lays the row out
     told: list[float] = []
     made = work(batches(1, 1), told)
-    row.run(Pass(**{**vars(made), "before_last_backward": lambda total: agreement.send(total.item(), 4.0, 0.0, 0.0)}))
+    row.run(
+        Pass(
+            **{
+                **vars(made),
+                "before_last_backward": lambda total: agreement.send_with_gradients(total.item(), 4.0, 0.0, 0.0),
+            }
+        )
+    )
     agreed = agreement.receive()
     assert agreed.written == written
     assert agreement.trouble
