@@ -184,6 +184,49 @@ class SlurmPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A folder or file of a machine that a container of it sees."""
+
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostNode:
+    """One node of a run on Docker or ssh: where it is, and how it is started and stopped there."""
+
+    machine: str
+    """An ssh destination; empty: the machine that launches."""
+    name: str
+    """`RUN_ID-node-K`: of its container, or of the files of its process."""
+    start: tuple[str, ...]
+    """What is run on its machine, as it is: returns at once, and the agent goes on without whoever has started it."""
+    stop: tuple[str, ...]
+    """What stops the agent there, with a checkpoint. For people: the launcher sends the signals that it means."""
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostsPlan:
+    """The nodes of a run on Docker or ssh. Their agents are started detached: no connection is needed to keep them."""
+
+    nodes: tuple[HostNode, ...]
+    head_address: str
+    """Of node 0, by which the other nodes reach it: an address, or a name that they know."""
+    head_port: int
+    """Of the head agent there."""
+    network: str = ""
+    """The Docker network that is made for the run; empty: none."""
+    before: tuple[tuple[str, ...], ...] = ()
+    """Commands on the machine that launches, before the first node is started."""
+    after: tuple[tuple[str, ...], ...] = ()
+    """The same after the last one is removed."""
+    shared: bool = True
+    """Whether all nodes, and the machine that launches, see one run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Value:
     """A resolved value of the recipe and where it comes from, for --dry-run."""
 
@@ -245,6 +288,8 @@ class Plan:
     """The command that starts all agents of a local run, or one agent with `--node K` in place of `--local`."""
     slurm: SlurmPlan | None = None
     """On SLURM only."""
+    hosts: HostsPlan | None = None
+    """On Docker and ssh only."""
     min_nodes: int | None = None
     """With how few of `nodes` the run goes on. None: it has a fixed size."""
     prepare: tuple[str, ...] = ()
@@ -323,9 +368,27 @@ class Plan:
         if raw["slurm"] is not None:
             flags = tuple(SbatchFlag(**flag) for flag in raw["slurm"]["flags"])
             raw["slurm"] = SlurmPlan(**{**raw["slurm"], "flags": flags, "srun": tuple(raw["slurm"]["srun"])})
+        if raw.get("hosts") is not None:
+            raw["hosts"] = _hosts(raw["hosts"])
         for key in ("prepare", "overrides", "env_unset", "secrets", "setup", "agent_argv", "torchrun", "notes"):
             raw[key] = tuple(raw[key])
         return cls(**raw)
+
+
+def _hosts(raw: dict[str, Any]) -> HostsPlan:
+    nodes = tuple(
+        HostNode(
+            **{
+                **node,
+                "start": tuple(node["start"]),
+                "stop": tuple(node["stop"]),
+                "mounts": tuple(Mount(**mount) for mount in node["mounts"]),
+            }
+        )
+        for node in raw["nodes"]
+    )
+    before, after = (tuple(map(tuple, raw[key])) for key in ("before", "after"))
+    return HostsPlan(**{**raw, "nodes": nodes, "before": before, "after": after})
 
 
 def leaves(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
