@@ -21,10 +21,11 @@ from typing import Any
 from launcher.errors import Problem, Refused
 from launcher.planning.calls import answer
 from launcher.planning.code import CodeFacts
+from launcher.planning.host_facts import HostFacts, host_from_json
 from launcher.planning.interpreters import Interpreter, probe
 from launcher.planning.slurm_facts import Allocation, SlurmFacts, SlurmProbe, allocation_of, slurm_from_json
 
-FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_")
+FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_", "FI_")
 FORWARDED_NAMES = frozenset(
     {
         "ACCELERATE_USE_CPU",
@@ -110,6 +111,8 @@ class Facts:
     """The moment of the recipe's `limits.until`, in seconds since the epoch, by the time zone of this machine."""
     after_job: str | None = None
     """The newest job of the run that the recipe's `slurm.after` names."""
+    hosts: tuple[HostFacts, ...] = ()
+    """The machines of the nodes, by index, where they are known and could be asked. Empty: nobody asked."""
 
     @property
     def num_cpus(self) -> int:
@@ -185,6 +188,7 @@ def facts_from_json(text: str) -> Facts:
     )
     raw["code"] = CodeFacts(**raw["code"]) if raw.get("code") else None
     raw["interpreter"] = Interpreter(**raw["interpreter"]) if raw.get("interpreter") else None
+    raw["hosts"] = tuple(host_from_json(host) for host in raw.get("hosts", ()))
     raw["secrets_missing"] = tuple(raw.get("secrets_missing", ()))
     raw["slurm"] = slurm_from_json(raw.get("slurm"))
     raw["allocation"] = Allocation(**raw["allocation"]) if raw.get("allocation") else None

@@ -14,22 +14,15 @@ from typing import TYPE_CHECKING
 from launcher.planning.engine import major_minor
 from launcher.planning.nccl_names import KNOWN, RENAMED
 from launcher.planning.plan import EnvVar
+from launcher.planning.presets import PRESETS, Choice, choose_preset, missing_for, preset_values
 from launcher.planning.topology import Finding, Remarks
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts, Interface
     from launcher.recipe.schema import NetworkSection, Recipe, Scalar
 
-PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_FR_", "TP_")
+PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_FR_", "TP_", "FI_")
 """Names that belong to this module, wherever they are set."""
-
-PRESETS: Mapping[str, Mapping[str, str]] = {
-    # Whether there is InfiniBand is left to NCCL unless a preset was named: `auto` must never slow a cluster down.
-    "auto": {},
-    "loopback": {},
-    "ethernet": {"NCCL_IB_DISABLE": "1"},
-    "infiniband": {"NCCL_IB_DISABLE": "0", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"},
-}
 
 DEFAULTS: Mapping[str, str] = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """What torchrun sets, too."""
@@ -60,9 +53,13 @@ class Network:
     """Of the collectives; `auto` = bound on the node."""
     interface_origin: str
     preset: str
+    preset_origin: str
+    """Why it is that one, where the recipe leaves it open."""
     env: tuple[EnvVar, ...]
     unset: tuple[str, ...]
     """Old spellings in the environment, forwarded under the new one; torch would complain about them in every rank."""
+    setup: tuple[str, ...] = ()
+    """Lines of bash of the preset, for each node before its agent: a provider's own script."""
 
 
 def resolve_network(
@@ -70,9 +67,9 @@ def resolve_network(
 ) -> Network:
     """All network variables of the workers. `origins` tells where a key of the recipe was set, if it was."""
     network = recipe.network
-    preset = network.preset
-    if preset == "auto":
-        preset = "loopback" if one_machine else "ethernet"
+    choice = _choose_preset(network, facts, one_machine=one_machine)
+    preset = choice.preset
+    _check_hosts(network, facts, origins, remarks)
     interface, why = _choose_interface(network, preset, facts, one_machine=one_machine, remarks=remarks)
     explicit = network.interface != "auto"
     interface_origin = origins.get("network.interface", "default") if explicit else why
@@ -85,21 +82,26 @@ def resolve_network(
             if name.startswith(PREFIXES)
         ),
         *(
-            Setting(name=name, value=value, origin=f"preset {network.preset}", rank=2)
-            for name, value in PRESETS[network.preset].items()
+            Setting(name=known.name, value=known.value, origin=f"preset {network.preset}", rank=2)
+            for known in preset_values(network.preset, facts.hosts)
         ),
+        *(Setting(name=name, value=value, origin=f"auto: {choice.why}", rank=2) for name, value in choice.off.items()),
         *(Setting(name=name, value=value, origin="default", rank=3) for name, value in DEFAULTS.items()),
     ]
     env, unset = _settle(settings, facts.torch_version, remarks)
     env = _one_watch(env, facts.torch_version, remarks)
     if one_machine:
         _check_gloo_interface(env, facts, remarks)
+    if choice.off:
+        remarks.notes.append(f"NCCL goes over {preset} on all nodes: {choice.why}")
     return Network(
         interface=interface,
         interface_origin=interface_origin,
         preset=preset,
+        preset_origin=f"auto: {choice.why}" if choice.why else "auto",
         env=env,
         unset=unset,
+        setup=() if one_machine else PRESETS[preset].setup,
     )
 
 
@@ -178,6 +180,30 @@ def _ip_version(text: str) -> int | None:
             continue
         return version
     return None
+
+
+def _choose_preset(network: NetworkSection, facts: Facts, *, one_machine: bool) -> Choice:
+    """The recipe's; else what fits the hosts. Where nobody asked them, `ethernet` only says that it is no loopback."""
+    if network.preset != "auto":
+        return Choice(preset=network.preset, why="", off={})
+    if one_machine or not facts.hosts:
+        return Choice(preset="loopback" if one_machine else "ethernet", why="", off={})
+    return choose_preset(facts.hosts)
+
+
+def _check_hosts(network: NetworkSection, facts: Facts, origins: Mapping[str, str], remarks: Remarks) -> None:
+    """What the recipe asks for and a host does not have. Hosts that nobody could ask are seen when the run is there."""
+    if network.preset != "auto":
+        for text in missing_for(network.preset, facts.hosts):
+            hint = f"preset auto takes what is there: {choose_preset(facts.hosts).preset}"
+            remarks.problems.append(Finding("network.preset", f"network.preset: {network.preset}: {text}", hint))
+    for index, host in enumerate(facts.hosts if network.interface != "auto" else ()):
+        known = {each.name: each.addresses for each in host.interfaces}
+        if host.knows_addresses and not known.get(network.interface):
+            what = "has no address" if network.interface in known else "does not exist (or is down)"
+            message = f"network.interface: the interface {network.interface!r} {what} on node {index} ({host.hostname})"
+            listed = ", ".join(f"{name} ({', '.join(found)})" for name, found in known.items() if found) or "none"
+            remarks.problems.append(Finding("network.interface", message, f"interfaces with an address: {listed}"))
 
 
 def _choose_interface(

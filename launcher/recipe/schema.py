@@ -212,8 +212,22 @@ class ResourcesSection(Section):
 class NetworkSection(Section):
     """`network:` how the ranks find and talk to each other."""
 
-    preset: Literal["auto", "loopback", "ethernet", "infiniband"] = "auto"
-    """Defaults for the NCCL and gloo variables. auto = loopback on one machine, else ethernet."""
+    preset: Literal[
+        "auto",
+        "loopback",
+        "ethernet",
+        "infiniband",
+        "roce",
+        "aws-efa",
+        "gcp-gib",
+        "gcp-tcpxo",
+        "gcp-tcpx",
+        "azure-nd",
+        "oci-roce",
+        "coreweave",
+    ] = "auto"
+    """What the way between nodes needs of NCCL's variables, and of a container. auto = loopback on one machine; on
+    hosts of Docker and ssh what all of them have, which NCCL finds by itself or a script there sets; else ethernet."""
     interface: str = "auto"
     """The network interface for NCCL and gloo alike, by its exact name (`eth0`)."""
     timeout: PositiveDuration = Duration(600.0, "10m")
@@ -375,6 +389,63 @@ class SlurmSection(Section):
     container: ContainerSection | None = None
 
 
+class SkySection(Section):
+    """`sky:` machines that SkyPilot rents for the run. It counts with `--on sky`, or a profile of it, only."""
+
+    infra: str | None = None
+    """Whose machines: `aws`, `gcp/us-central1`, `lambda`, `k8s`. Default: the cheapest that SkyPilot has access to."""
+    accelerators: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]*(:[1-9]\d*)?$")] | None = None
+    """GPUs of each node, by SkyPilot's name: `H100:8`. None = CPU."""
+    cpus: Annotated[str, Field(pattern=r"^[1-9]\d*\+?$")] | None = None
+    """CPUs of each node: `8`, or at least so many: `8+`."""
+    memory: Annotated[str, Field(pattern=r"^[1-9]\d*\+?$")] | None = None
+    """Memory of each node in GB: `64`, `64+`."""
+    instance_type: str | None = None
+    """In the cloud's own words, in place of accelerators, cpus and memory: `p5.48xlarge`; needs `infra`."""
+    image: str | None = None
+    """The container that is the machine: `nvcr.io/nvidia/pytorch:25.01-py3`. It has torch, bash and apt, and nothing of
+    ours. `ami-...` and other ids of a cloud's own images stand as they are. Default: SkyPilot's image."""
+    disk_size: PositiveInt | None = None
+    """Disk of each node in GB."""
+    network_tier: Literal["auto", "standard", "best"] = "auto"
+    """best = the fast fabric between nodes, where the cloud has one. auto = best for several nodes with GPUs."""
+    spot: bool = False
+    """Cheaper machines that may be taken away. The run goes on on others, from `checkpoint.store: URL`."""
+    managed: bool | Auto = "auto"
+    """SkyPilot's jobs controller watches over the run, and rents other machines when some are lost. auto = for spot."""
+    job_recovery: str | None = None
+    """How a managed run gets other machines: `EAGER_NEXT_REGION`, `FAILOVER`. Default: SkyPilot's."""
+    max_hourly_cost: Annotated[float, Field(gt=0)] | None = None
+    """Machines that cost more US dollars per hour, each, are not taken."""
+    autostop: PositiveDuration = Duration(600.0, "10m")
+    """How long idle machines are kept, so that the record comes home; then they are taken down."""
+    resources: dict[str, Any] = {}
+    """Any other key of SkyPilot's `resources`, as it stands in its documentation: `{disk_tier: high}`."""
+    file_mounts: dict[str, Any] = {}
+    """Folders and buckets that the machines see: `{/data: s3://bucket}`, as in SkyPilot's `file_mounts`."""
+    setup: Auto | tuple[str, ...] = "auto"
+    """Lines of bash, once on each machine before the run. auto = what Python lacks of torch and the like is installed.
+    """
+    python: str = "python3"
+    """Interpreter of the workers there."""
+    port: Annotated[int, Field(ge=1024, le=65535)] = 29400
+    """Of the head agent, on node 0."""
+    command: str = "sky"
+    """SkyPilot's command on this machine: a name on PATH, or a path."""
+
+
+class SshSection(Section):
+    """`ssh:` machines that the system's OpenSSH reaches, one node on each. It counts with `--on ssh`, or a profile of it."""
+
+    hosts: tuple[Annotated[str, Field(pattern=r"^[^-\s]\S*$")], ...] = ()
+    """Destinations, node 0 first: names of your ssh config, host names, addresses, `user@host`."""
+    config: str | None = None
+    """An ssh config in place of ~/.ssh/config, relative to this file."""
+    python: str | None = None
+    """Interpreter on the hosts, the same path on each; it needs torch, and nothing of ours. Default: as on this
+    machine."""
+
+
 class SweepSection(Section):
     """`sweep:` many runs of this recipe, each with values of its own: grid, list or zip, or all pairs of several."""
 
@@ -434,6 +505,8 @@ class Recipe(Section):
     """Where run directories are made, relative to this recipe. Default: ./runs where `launch` was called."""
     limits: LimitsSection = LimitsSection()
     slurm: SlurmSection = SlurmSection()
+    sky: SkySection = SkySection()
+    ssh: SshSection = SshSection()
     sweep: SweepSection | None = None
     prepare: tuple[str, ...] = ()
     """Lines of bash, run once per launch where `launch` is called (a login node), before anything is submitted: what
@@ -451,7 +524,7 @@ class Recipe(Section):
         return self.script is not None or self.module is not None
 
 
-ExecutorName = Literal["slurm", "local", "here"]
+ExecutorName = Literal["slurm", "local", "here", "ssh", "sky"]
 
 
 class Profile(Section):
@@ -462,6 +535,8 @@ class Profile(Section):
     description: str = ""
     """A line for `launch list profiles`."""
     slurm: SlurmSection = SlurmSection()
+    sky: SkySection = SkySection()
+    ssh: SshSection = SshSection()
     resources: ResourcesSection = ResourcesSection()
     network: NetworkSection = NetworkSection()
     faults: FaultsSection = FaultsSection()

@@ -1,0 +1,440 @@
+"""What a host has and brings: one probe in plain sh, a single round trip, and the value that its answer is read into.
+
+The same probe runs here, over ssh, and in a container: it needs no Python, changes nothing, and a tool that is absent,
+broken or slow is a fact, too. `host_facts` is pure; who has a machine runs `probe_argv` there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PROBE_LIMIT_S = 20.0
+"""How long the probe may take, everything in it being limited to half of that."""
+ACTIVE = "ACTIVE"
+"""State of a port of InfiniBand that has a link."""
+
+GIB_SCRIPT = "/usr/local/gib/scripts/set_nccl_env.sh"
+TCPXO_SCRIPTS = ("/var/lib/tcpxo/lib64/nccl-env-profile.sh", "/usr/local/nvidia/lib64/nccl-env-profile.sh")
+"""The first is where virtual machines have it, the second where GKE has."""
+NCCL_CONF = "/etc/nccl.conf"
+PATHS = (
+    "/dev/infiniband",
+    NCCL_CONF,
+    GIB_SCRIPT,
+    *TCPXO_SCRIPTS,
+    "/dev/aperture_devices",
+    "/run/tcpx",
+    "/var/lib/tcpx/lib64",
+    "/var/lib/nvidia/lib64",
+    "/opt/microsoft",
+    "/opt/amazon/efa",
+)
+"""What providers bring, and devices: whether it is there."""
+
+_GPU_BASE = ("index", "name", "memory.total", "driver_version")
+_GPU_HEALTH = (
+    "index",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks_throttle_reasons.active",
+    "power.limit",
+    "power.default_limit",
+    "temperature.gpu",
+    "pcie.link.gen.max",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+)
+
+_SCRIPT = r"""
+root=$1; shift
+export LC_ALL=C
+say() { printf 'launch-host %s\n' "$*"; }
+limited() { if command -v timeout >/dev/null 2>&1; then timeout 8 "$@"; else "$@"; fi; }
+first() { IFS= read -r line && printf %s "$line"; }
+last() { kept=; while IFS= read -r line; do [ -z "$line" ] || kept=$line; done; printf %s "$kept"; }
+say begin 1
+host=$(uname -n)
+say hostname "$host"
+say clock "$(date +%s.%N 2>/dev/null)"
+(
+if command -v nvidia-smi >/dev/null 2>&1; then
+    out=$(limited nvidia-smi --query-gpu=@BASE@ --format=csv,noheader,nounits 2>&1); code=$?
+    if [ $code = 0 ]; then
+        printf '%s\n' "$out" | while IFS= read -r line; do say gpu "$line"; done
+        health=$(limited nvidia-smi --query-gpu=@HEALTH@ --format=csv,noheader,nounits 2>/dev/null) &&
+            printf '%s\n' "$health" | while IFS= read -r line; do say health "$line"; done
+        limited nvidia-smi 2>/dev/null | while IFS= read -r line; do
+            case $line in *"CUDA Version: "*) line=${line##*CUDA Version: }; say cuda "${line%%[!0-9.]*}";; esac
+        done
+        limited nvidia-smi topo -m 2>/dev/null | while IFS= read -r line; do say topo "$line"; done
+    elif [ $code = 124 ]; then say gpu-fault "nvidia-smi does not answer"
+    else say gpu-fault "nvidia-smi: $(printf '%s\n' "$out" | first)"
+    fi
+elif [ -e "$root/proc/driver/nvidia/version" ]; then say gpu-fault "there is a driver, and no nvidia-smi"
+fi
+) &
+(
+if command -v docker >/dev/null 2>&1; then
+    format='{{.ServerVersion}} {{range $name, $value := .Runtimes}}{{$name}},{{end}}'
+    out=$(limited docker info --format "$format" 2>/dev/null); code=$?
+    [ $code = 0 ] || out=$(limited docker version --format '{{.Server.Version}}' 2>&1 | last)
+    say docker "$code" "$out"
+fi
+) &
+(
+if command -v podman >/dev/null 2>&1; then
+    out=$(limited podman version --format '{{.Client.Version}}' 2>/dev/null | first); say podman "$out"
+fi
+if command -v quota >/dev/null 2>&1; then
+    limited quota -w 2>/dev/null | while IFS= read -r line; do say quota "$line"; done
+fi
+if command -v sinfo >/dev/null 2>&1; then
+    out=$(limited sinfo --version 2>&1 | first); say slurm "$out"
+    state=$(limited sinfo --noheader --format '%D %t' 2>&1); say sinfo "$?" "$(printf '%s\n' "$state" | first)"
+fi
+) &
+if command -v ip >/dev/null 2>&1; then
+    ip -o addr show up 2>/dev/null | while read -r _ name family address _; do
+        case $family in inet|inet6) say address "${name%%@*}" "${address%%/*}";; esac
+    done
+else say no-ip
+fi
+for folder in "$root"/sys/class/net/*; do
+    [ -e "$folder/mtu" ] || continue
+    speed=$(cat "$folder/speed" 2>/dev/null); state=$(cat "$folder/operstate" 2>/dev/null); kind=cable
+    [ -e "$folder/device" ] || kind=virtual
+    say interface "${folder##*/}" "$(cat "$folder/mtu" 2>/dev/null)" "${speed:--1}" "${state:-unknown}" "$kind"
+done
+for device in "$root"/sys/class/infiniband/*; do
+    [ -d "$device" ] || continue
+    driver=$(readlink "$device/device/driver"); driver=${driver##*/}
+    for port in "$device"/ports/*; do
+        [ -d "$port" ] || continue
+        state=$(cat "$port/state" 2>/dev/null); rate=$(cat "$port/rate" 2>/dev/null)
+        state=${state##*: }; layer=$(cat "$port/link_layer" 2>/dev/null); rate=${rate%% *}
+        say port "${device##*/}" "${port##*/}" "${state:-unknown}" "${layer:-unknown}" "${rate:--}" "${driver:-unknown}"
+    done
+done
+for path in @PATHS@; do [ -e "$root$path" ] && say path "$path"; done
+if [ -r "$root/etc/nccl.conf" ]; then
+    while IFS= read -r line || [ -n "$line" ]; do
+        case $line in '#'*|'') ;; *) say nccl-conf "$line";; esac
+    done <"$root/etc/nccl.conf"
+fi
+while read -r address names; do
+    case $address in 127.*|::1) case " $names " in *" $host "*) say own-name "$address";; esac;; esac
+done <"$root/etc/hosts" 2>/dev/null
+for file in sys_vendor chassis_asset_tag product_name; do
+    [ -r "$root/sys/class/dmi/id/$file" ] && say vendor "$(cat "$root/sys/class/dmi/id/$file" 2>/dev/null)"
+done
+say memlock "$(ulimit -l 2>/dev/null)"
+say nofile "$(ulimit -n 2>/dev/null)"
+say cpus "$(nproc 2>/dev/null)"
+while read -r name value _; do
+    case $name in MemTotal:|MemAvailable:) say memory "${name%:}" "$value";; esac
+done <"$root/proc/meminfo" 2>/dev/null
+for folder in /dev/shm "$@"; do
+    at=$folder
+    while [ -n "$at" ] && [ ! -e "$at" ]; do at=${at%/*}; done
+    writable=no; [ -w "${at:-/}" ] && writable=yes
+    df -Pk "${at:-/}" 2>/dev/null | {
+        read -r _; read -r _ total _ free _; say space "$total" "$free" "$writable" "$folder"
+    }
+done
+wait
+say end
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostInterface:
+    """One network interface of a host that is up."""
+
+    name: str
+    addresses: tuple[str, ...]
+    mtu: int | None = None
+    speed_mbps: int | None = None
+    """What the link says it can; None where it does not say."""
+    is_virtual: bool = False
+    """A bridge, a tunnel, loopback: no device of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricPort:
+    """One port of a device for remote memory access: InfiniBand, RoCE or EFA."""
+
+    device: str
+    """`mlx5_0`."""
+    port: int
+    state: str
+    link_layer: str
+    """`InfiniBand` or `Ethernet` (RoCE); EFA says `Unspecified`."""
+    rate_gbps: float | None
+    driver: str
+
+    @property
+    def kind(self) -> str:
+        """`infiniband`, `roce` or `efa`."""
+        if self.driver == "efa":
+            return "efa"
+        return "roce" if self.link_layer == "Ethernet" else "infiniband"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has a link."""
+        return self.state == ACTIVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostGpu:
+    """One GPU, as nvidia-smi tells it. None: it does not tell."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    driver: str
+    ecc_uncorrected: int | None = None
+    """Since the driver was loaded."""
+    throttle_reasons: int | None = None
+    """The bits of NVML."""
+    power_limit_w: float | None = None
+    power_default_w: float | None = None
+    temperature_c: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSpace:
+    """A file system at a folder."""
+
+    path: str
+    total_bytes: int
+    free_bytes: int
+    is_writable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """A plain value, so that tests write their own."""
+
+    hostname: str
+    interfaces: tuple[HostInterface, ...] = ()
+    knows_addresses: bool = True
+    """False: there is no `ip` to ask, so no interface shows an address."""
+    ports: tuple[FabricPort, ...] = ()
+    paths: tuple[str, ...] = ()
+    """Those of PATHS that are there."""
+    nccl_conf: tuple[str, ...] = ()
+    """Lines of /etc/nccl.conf, without comments."""
+    vendor: str = ""
+    """What the firmware says: `Amazon EC2`, `Google`, `OracleCloud.com` ..."""
+    gpus: tuple[HostGpu, ...] = ()
+    gpu_fault: str = ""
+    """Why GPUs cannot be asked, where there is a driver."""
+    cuda: str = ""
+    """The newest CUDA that the driver can run."""
+    topology: tuple[str, ...] = ()
+    """Lines of `nvidia-smi topo -m`."""
+    docker: str = ""
+    """Version of the engine; empty without one that answers."""
+    docker_fault: str = ""
+    """What the docker command says where the engine does not answer."""
+    docker_runtimes: tuple[str, ...] = ()
+    podman: str = ""
+    slurm: str = ""
+    slurm_fault: str = ""
+    """What sinfo says where SLURM does not answer."""
+    quota: tuple[str, ...] = ()
+    """Lines of `quota`, those of file systems alone."""
+    memlock_kib: int | None = None
+    """None: unlimited."""
+    nofile: int | None = None
+    cpus: int = 0
+    memory_bytes: int = 0
+    available_bytes: int = 0
+    spaces: tuple[HostSpace, ...] = ()
+    """/dev/shm first, then the folders that were asked for."""
+    own_name_address: str = ""
+    """A loopback address that /etc/hosts gives the host's own name; empty: none."""
+    clock_s: float | None = None
+    """Its time when it was asked, in seconds since the epoch."""
+
+    @property
+    def active_ports(self) -> tuple[FabricPort, ...]:
+        """Ports that have a link."""
+        return tuple(port for port in self.ports if port.is_active)
+
+    @property
+    def shm(self) -> HostSpace | None:
+        """/dev/shm."""
+        return next((space for space in self.spaces if space.path == "/dev/shm"), None)
+
+
+def probe_argv(folders: Sequence[str] = (), *, root: str = "") -> tuple[str, ...]:
+    """The command whose output `host_facts` reads. folders: where space is looked up; root: what stands for /."""
+    script = _SCRIPT.replace("@BASE@", ",".join(_GPU_BASE)).replace("@HEALTH@", ",".join(_GPU_HEALTH))
+    return ("sh", "-c", script.replace("@PATHS@", " ".join(PATHS)), "launch-probe", root, *folders)
+
+
+def host_facts(answer: str) -> HostFacts:
+    """Read what the probe said, among anything that a shell of the host says besides. Raises ValueError."""
+    said: dict[str, list[str]] = {}
+    for line in answer.splitlines():
+        mark, _, rest = line.partition(" ")
+        if mark == "launch-host":
+            key, _, value = rest.partition(" ")
+            said.setdefault(key, []).append(value)
+    if "begin" not in said or "end" not in said:
+        last = next((line for line in reversed(answer.splitlines()) if line.strip()), "nothing")
+        raise ValueError(f"the probe of the host did not come to its end; the last it said: {last.strip()}")
+    docker, docker_fault, runtimes = _docker(said)
+    addresses: dict[str, list[str]] = {}
+    for name, address in _words(said, "address", 2):
+        if not address.startswith("fe80:"):
+            addresses.setdefault(name, []).append(address)
+    memory = {name: int(value) * 1024 for name, value in _words(said, "memory", 2) if value.isdecimal()}
+    return HostFacts(
+        hostname=_one(said, "hostname"),
+        interfaces=tuple(
+            HostInterface(
+                name=name,
+                addresses=tuple(addresses.get(name, ())),
+                mtu=_whole(mtu),
+                speed_mbps=_whole(speed) or None,
+                is_virtual=kind == "virtual",
+            )
+            for name, mtu, speed, state, kind in _words(said, "interface", 5)
+            if state != "down"
+        ),
+        knows_addresses="no-ip" not in said,
+        ports=tuple(
+            FabricPort(
+                device=device,
+                port=int(number),
+                state=state,
+                link_layer=layer,
+                rate_gbps=_real(rate),
+                driver=driver,
+            )
+            for device, number, state, layer, rate, driver in _words(said, "port", 6)
+            if number.isdecimal()
+        ),
+        paths=tuple(said.get("path", ())),
+        nccl_conf=tuple(line.strip() for line in said.get("nccl-conf", ())),
+        vendor=", ".join(dict.fromkeys(filter(None, map(str.strip, said.get("vendor", ()))))),
+        gpus=_gpus(said),
+        gpu_fault=_one(said, "gpu-fault"),
+        cuda=_one(said, "cuda"),
+        topology=tuple(said.get("topo", ())),
+        docker=docker,
+        docker_fault=docker_fault,
+        docker_runtimes=runtimes,
+        podman=_one(said, "podman"),
+        slurm=_slurm(_one(said, "slurm")),
+        slurm_fault=_fault(_one(said, "sinfo")),
+        quota=tuple(line.strip() for line in said.get("quota", ()) if re.search(r"\d+\*?\s+\d+\s+\d+", line)),
+        memlock_kib=_whole(_one(said, "memlock")),
+        nofile=_whole(_one(said, "nofile")),
+        cpus=_whole(_one(said, "cpus")) or 0,
+        memory_bytes=memory.get("MemTotal", 0),
+        available_bytes=memory.get("MemAvailable", 0),
+        spaces=tuple(
+            HostSpace(
+                path=path, total_bytes=int(total) * 1024, free_bytes=int(free) * 1024, is_writable=writable == "yes"
+            )
+            for total, free, writable, path in _words(said, "space", 4)
+            if total.isdecimal() and free.isdecimal()
+        ),
+        own_name_address=_one(said, "own-name"),
+        clock_s=_real(_one(said, "clock")),
+    )
+
+
+def host_from_json(raw: Mapping[str, Any]) -> HostFacts:
+    """Read what `dataclasses.asdict` has made of a value. Raises TypeError for unknown names."""
+    parts: dict[str, Any] = {
+        "interfaces": tuple(
+            HostInterface(**{**each, "addresses": tuple(each["addresses"])}) for each in raw.get("interfaces", ())
+        ),
+        "ports": tuple(FabricPort(**each) for each in raw.get("ports", ())),
+        "gpus": tuple(HostGpu(**each) for each in raw.get("gpus", ())),
+        "spaces": tuple(HostSpace(**each) for each in raw.get("spaces", ())),
+    }
+    texts = ("paths", "nccl_conf", "topology", "docker_runtimes", "quota")
+    return HostFacts(**{**raw, **parts, **{name: tuple(raw.get(name, ())) for name in texts}})
+
+
+def _one(said: dict[str, list[str]], key: str) -> str:
+    return said.get(key, [""])[0].strip()
+
+
+def _words(said: dict[str, list[str]], key: str, count: int) -> list[list[str]]:
+    """The lines of a key that have so many words; the last word takes the rest."""
+    lines = [line.split(maxsplit=count - 1) for line in said.get(key, ())]
+    return [words for words in lines if len(words) == count]
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None
+
+
+def _real(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _slurm(text: str) -> str:
+    """Of `slurm 24.05.1`: the version."""
+    name, _, version = text.partition(" ")
+    return version if name == "slurm" else ""
+
+
+def _fault(text: str) -> str:
+    """Of `CODE OUTPUT`: what was said where the code is not 0."""
+    code, _, rest = text.partition(" ")
+    return "" if code in ("", "0") else rest.strip() or f"exit code {code}"
+
+
+def _docker(said: dict[str, list[str]]) -> tuple[str, str, tuple[str, ...]]:
+    """Version, fault, runtimes."""
+    code, _, rest = _one(said, "docker").partition(" ")
+    if code == "124":
+        return "", "the engine does not answer", ()
+    if code != "0":
+        return "", rest.strip() or (f"exit code {code}" if code else ""), ()
+    version, _, runtimes = rest.partition(" ")
+    return version, "" if version else "the engine does not answer", tuple(filter(None, runtimes.strip().split(",")))
+
+
+def _gpus(said: dict[str, list[str]]) -> tuple[HostGpu, ...]:
+    health = {words[0]: words for words in _cells(said, "health", len(_GPU_HEALTH))}
+    found = []
+    for index, name, memory_mib, driver in _cells(said, "gpu", len(_GPU_BASE)):
+        _, ecc, reasons, limit, default, temperature, _, width, width_max = health.get(index, [""] * len(_GPU_HEALTH))
+        found.append(
+            HostGpu(
+                index=int(index),
+                name=name,
+                memory_bytes=(_whole(memory_mib) or 0) << 20,
+                driver=driver,
+                ecc_uncorrected=_whole(ecc),
+                throttle_reasons=int(reasons, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", reasons) else None,
+                power_limit_w=_real(limit),
+                power_default_w=_real(default),
+                temperature_c=_whole(temperature),
+                pcie_width=_whole(width),
+                pcie_width_max=_whole(width_max),
+            )
+        )
+    return tuple(found)
+
+
+def _cells(said: dict[str, list[str]], key: str, count: int) -> list[list[str]]:
+    """Lines of nvidia-smi's CSV."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in said.get(key, ())]
+    return [row for row in rows if len(row) == count and row[0].isdecimal()]
