@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import engine
 import pytest
 from memory_groups import make_memory_group
 from testcluster import checks
@@ -85,6 +86,11 @@ def _has_slurm() -> bool:
     return _has_netns()
 
 
+def _has_docker() -> bool:
+    """Whether an engine can be started: all installed, and namespaces for it."""
+    return not engine.missing() and _has_netns()
+
+
 NEEDS = {
     "netns": Need("network namespaces", cache(_has_netns), "needs root and iproute2 (as root: make test-deps)"),
     "cgroup": Need("memory cgroups", cache(_has_cgroup), "needs root and a memory controller to divide"),
@@ -94,7 +100,9 @@ NEEDS = {
         cache(_has_slurm),
         f"needs root, no SLURM that is configured already, and as root: {checks.install_command(accounting=True)}",
     ),
-    "docker": Need("Docker", lambda: False, "not in this version"),
+    "docker": Need(
+        "Docker", cache(_has_docker), f"an engine of the tests' own: {engine.missing() or 'needs namespaces'}"
+    ),
 }
 
 

@@ -1,0 +1,407 @@
+"""A real Docker Engine, started for the tests in namespaces of its own, and gone without a trace with them.
+
+The machine's firewall, network and other engines are left alone: the bridge and the rules are those of its own network
+namespace, its mounts end with its mount namespace, its containers with its process 1. One cable leads to this machine,
+and no further: what has to be fetched while an image is built comes through a proxy (`forward_proxy.py`).
+`python tests/contract/engine.py` starts one to try things with. Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import base_image
+import pytest
+from forward_proxy import ForwardProxy
+
+NETWORK = "198.18.92"
+"""Of the cable between this machine and the engine, of a range that is for tests of networks alone."""
+BASE = "launch-test-base"
+"""The image with Python and without torch, which most tests bind-mount."""
+GIVEN_BASE = Path(os.environ["LAUNCH_TEST_BASE"]) if "LAUNCH_TEST_BASE" in os.environ else None
+"""The archive of it, where one was made before (`python tests/contract/base_image.py FILE`): saves half a minute."""
+READY_S = 60.0
+LIMIT_S = 120.0
+_LOOK_EVERY_S = 0.05
+_PROGRAMS = ("dockerd", "docker", "containerd", "runc", "docker-init", "iptables", "mmdebstrap", "ip", "nsenter")
+_PACKAGES = "docker.io iptables mmdebstrap tini iproute2"
+_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_INIT = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nprint('up', flush=True)\nwhile 1: signal.pause()"
+"""Process 1 of the namespaces: it buries the orphans of others, and all end with it."""
+_BOOT = """
+mkdir -p /run/containerd /run/docker
+mount -t tmpfs tmpfs /run/containerd
+mount -t tmpfs tmpfs /run/docker
+ip link set lo up
+echo 1 > /proc/sys/net/ipv4/ip_forward
+exec "$1" -S -c "$2"
+"""
+_CAPPED_RUNC = """#!{python} -IS
+# A machine without CAP_SYS_RESOURCE may not raise limits, and runc would refuse `memlock=-1`: cap them to ours.
+import json, os, resource, sys
+
+arguments = sys.argv[1:]
+if "--bundle" in arguments:
+    path = os.path.join(arguments[arguments.index("--bundle") + 1], "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    for limit in config.get("process", {{}}).get("rlimits") or []:
+        hard = resource.getrlimit(getattr(resource, limit["type"]))[1]
+        if hard != resource.RLIM_INFINITY:
+            limit["hard"], limit["soft"] = min(limit["hard"], hard), min(limit["soft"], hard)
+    with open(path, "w") as file:
+        json.dump(config, file)
+os.execv({runc!r}, ["runc", *arguments])
+"""
+_GPU_HOOK = """#!/bin/sh
+# What the engine looks for before it takes `--gpus`. There is no GPU, and none is mounted.
+cat > /dev/null
+"""
+
+
+def missing() -> str:
+    """Why no engine can be started here; empty: it can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    absent = [name for name in _PROGRAMS if not find_program(name)]
+    if absent:
+        return f"not installed: {', '.join(absent)}. As root: make test-deps, or apt-get install {_PACKAGES}"
+    return "" if _client() else "no docker client that can build with BuildKit: install the buildx plugin"
+
+
+def find_program(name: str) -> str | None:
+    """Where a program is; daemons are often not on the PATH."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_PATH}")
+
+
+def _client() -> str | None:
+    """A docker client that can build with BuildKit: newer ones need a plugin for it."""
+    for folder in f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_PATH}".split(":"):
+        found = shutil.which("docker", path=folder)
+        if found and (_says(found, "buildx", "version") is not None or _major(found) < 23):
+            return found
+    return None
+
+
+def _major(client: str) -> int:
+    said = _says(client, "version", "--format", "{{.Client.Version}}") or ""
+    number = said.partition(".")[0]
+    return int(number) if number.isdecimal() else sys.maxsize
+
+
+def _says(*argv: str) -> str | None:
+    """What a command prints on its standard output; None where that is nothing."""
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+class Engine:
+    """One engine. It is off until `boot`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket, self.log = folder / "docker.sock", folder / "dockerd.log"
+        self._cgroup = f"launch-test-{os.getpid()}-{folder.name}"
+        self._unshare: subprocess.Popen[str] | None = None
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self.proxy: ForwardProxy | None = None
+        self._number = 0
+        (folder / "bin").mkdir()
+        (folder / "gpu").mkdir()
+        (folder / "config").mkdir()
+        client, runc = _client(), find_program("runc")
+        assert client, missing()
+        assert runc, missing()
+        (folder / "bin" / "docker").symlink_to(client)
+        (folder / "daemon.json").write_text("{}")
+        _write_program(folder / "bin" / "runc-capped", _CAPPED_RUNC.format(python=sys.executable, runc=runc))
+        _write_program(folder / "gpu" / "nvidia-container-runtime-hook", _GPU_HOOK)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What whoever uses this engine has in his environment beside his own."""
+        return {
+            "DOCKER_HOST": f"unix://{self.socket}",
+            "DOCKER_CONFIG": str(self.folder / "config"),
+            "DOCKER_BUILDKIT": "1",
+            "PATH": f"{self.folder / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+        }
+
+    @property
+    def _cable(self) -> str:
+        return f"lte{self._number}"
+
+    @property
+    def init(self) -> int:
+        """Process 1 of its namespaces, seen from outside."""
+        assert self._unshare is not None, "the engine is off"
+        return int(_children(self._unshare.pid)[0])
+
+    @property
+    def address(self) -> str:
+        """Of the engine, on the cable between it and this machine."""
+        return f"{NETWORK}.{4 * self._number + 2}"
+
+    @property
+    def outside(self) -> str:
+        """The address of this machine on that cable. Containers reach it, and nothing behind it."""
+        return f"{NETWORK}.{4 * self._number + 1}"
+
+    def inside(self, *argv: str) -> list[str]:
+        """A command, to be run where the engine is: its network, its processes, its mounts."""
+        return ["nsenter", "-t", str(self.init), "-n", "-m", "-p", "--", *argv]
+
+    def boot(self, *, gpus: bool = False) -> None:
+        """Make the namespaces and the cable, and start the daemon."""
+        namespaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount", "--propagation", "private")
+        with self.log.open("a") as log:
+            self._unshare = subprocess.Popen(
+                [*_WITH_US, "unshare", *namespaces, "sh", "-ec", _BOOT, "boot", sys.executable, _INIT],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=_plain_environment(),
+            )
+        assert self._unshare.stdout is not None
+        assert self._unshare.stdout.readline() == "up\n", self.log.read_text()
+        self._plug_in()
+        self.proxy = ForwardProxy(self.outside)
+        self.start_daemon(gpus=gpus)
+
+    def _plug_in(self) -> None:
+        """A cable from this machine to the engine. Each engine that runs here has the next free number."""
+        for self._number in range(64):
+            end = ("type", "veth", "peer", "name", "eth0", "netns", str(self.init))
+            made = _call("ip", "link", "add", self._cable, *end)
+            if made.returncode == 0:
+                break
+            assert "File exists" in made.stderr, made.stderr
+        _must("ip", "addr", "add", f"{self.outside}/30", "dev", self._cable)
+        _must("ip", "link", "set", self._cable, "up")
+        _must(*self.inside("ip", "addr", "add", f"{self.address}/30", "dev", "eth0"))
+        _must(*self.inside("ip", "link", "set", "eth0", "up"))
+        _must(*self.inside("ip", "route", "add", "default", "via", self.outside))
+
+    def start_daemon(self, *, gpus: bool = False) -> None:
+        """Start the daemon. gpus: it takes `--gpus`, as on a machine with NVIDIA's toolkit."""
+        assert self._daemon is None, "the daemon runs already"
+        place = self.folder
+        path = f"{place / 'bin'}:{_SYSTEM_PATH}"
+        argv = (
+            *("dockerd", "--config-file", str(place / "daemon.json"), "--host", f"unix://{self.socket}"),
+            *("--data-root", str(place / "data"), "--exec-root", str(place / "exec")),
+            *("--pidfile", str(place / "dockerd.pid"), "--exec-opt", "native.cgroupdriver=cgroupfs"),
+            *("--cgroup-parent", f"/{self._cgroup}"),
+            *("--add-runtime", f"capped={place / 'bin' / 'runc-capped'}", "--default-runtime", "capped"),
+        )
+        with self.log.open("ab") as log:
+            self._daemon = subprocess.Popen(
+                self.inside(*argv),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**_plain_environment(), "PATH": f"{place / 'gpu'}:{path}" if gpus else path},
+                start_new_session=True,
+            )
+        deadline_s = time.monotonic() + READY_S
+        while _call("docker", "version", env=self._environment()).returncode:
+            assert self._daemon.poll() is None, f"dockerd has ended:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline_s, f"dockerd is not ready after {READY_S:.0f} s:\n{self.log.read_text()}"
+            time.sleep(_LOOK_EVERY_S)
+
+    def stop_daemon(self, signum: int = signal.SIGTERM) -> None:
+        """End the daemon; SIGTERM ends its containers first, SIGKILL leaves them without one."""
+        assert self._daemon is not None, "the daemon does not run"
+        os.kill(int(_children(self._daemon.pid)[0]), signum)
+        self._daemon.wait(LIMIT_S)
+        self._daemon = None
+
+    def docker(
+        self,
+        *arguments: str,
+        check: bool = True,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """`docker ...`. One that has to succeed (`check`) shows what it said where it did not."""
+        done = _call(*("docker", *arguments), stdin=stdin, env={**self._environment(), **(env or {})}, limit_s=limit_s)
+        said = f"{done.stdout}\n{done.stderr}"
+        assert not check or done.returncode == 0, f"docker {' '.join(arguments)}: {done.returncode}\n{said}"
+        return done
+
+    def inspect(self, name: str) -> dict[str, Any]:
+        """`docker inspect` of a container, an image or a network."""
+        return dict(json.loads(self.docker("inspect", name).stdout)[0])
+
+    def pid_of(self, container: str) -> int:
+        """The pid of a container's process 1 on this machine."""
+        inner = str(self.inspect(container)["State"]["Pid"])
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if not folder.name.isdecimal():
+                    continue
+                status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
+                if status["NSpid"].split()[1:2] == [inner] and _is_below(int(folder.name), self.init):
+                    return int(folder.name)
+        raise AssertionError(f"{container} has no process")
+
+    def build(self, *arguments: str, limit_s: float = 600.0) -> str:
+        """`docker build`, with the way out that this machine has: its proxy, its authorities. What it printed."""
+        assert self.proxy is not None
+        proxy = [word for name in ("HTTP_PROXY", "HTTPS_PROXY") for word in ("--build-arg", f"{name}={self.proxy.url}")]
+        bundle = Path("/etc/ssl/certs/ca-certificates.crt")
+        secrets = ["--secret", f"id=ca,src={bundle}"] if bundle.exists() else []
+        done = self.docker("build", "--progress=plain", *proxy, *secrets, *arguments, limit_s=limit_s)
+        return done.stdout + done.stderr
+
+    def import_base(self) -> None:
+        """Make the image BASE from this machine's own distribution."""
+        archive = GIVEN_BASE or self.folder / "base.tar"
+        if not GIVEN_BASE:
+            base_image.write(archive)
+        self.docker("import", *base_image.CHANGES, str(archive), BASE)
+        if not GIVEN_BASE:
+            archive.unlink()
+
+    def left(self) -> list[str]:
+        """Containers, networks and volumes that somebody has made and not removed."""
+        things = {
+            "container": ("ps", "--all", "--format", "{{.ID}} {{.Names}}"),
+            "network": ("network", "ls", "--filter", "type=custom", "--format", "{{.ID}} {{.Name}}"),
+            "volume": ("volume", "ls", "--format", "{{.Name}} {{.Name}}"),
+        }
+        return [f"{kind} {line}" for kind, query in things.items() for line in self.docker(*query).stdout.splitlines()]
+
+    def tidy(self) -> None:
+        """Remove them."""
+        for line in self.left():
+            kind, name = line.split()[:2]
+            force = () if kind == "network" else ("--force",)
+            self.docker(kind, "rm", *force, name)
+
+    def remove(self) -> None:
+        """End everything: with process 1 all in its namespaces, and with these the mounts and the network."""
+        if self._daemon is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired, IndexError):
+                self.stop_daemon()
+        if self.proxy is not None:
+            self.proxy.close()
+        if self._unshare is not None:
+            init = os.pidfd_open(self.init)
+            signal.pidfd_send_signal(init, signal.SIGKILL)
+            select.select([init], [], [], READY_S)  # it is over when all in its namespaces are
+            os.close(init)
+            self._unshare.communicate()
+            _call("ip", "link", "del", self._cable)  # else the kernel does, some time later
+        _remove_groups(self._cgroup)
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **self.env}
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1 and pid != ancestor:
+        pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    return pid == ancestor
+
+
+def _remove_groups(name: str) -> None:
+    """The cgroups of containers outlive them where the daemon was killed."""
+    for top in [*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup") / name]:
+        for folder in sorted((path for path in (top, *top.rglob("*")) if path.is_dir()), reverse=True):
+            with contextlib.suppress(OSError):  # still in use for a moment: it is empty, and the kernel's
+                folder.rmdir()
+
+
+def _plain_environment() -> dict[str, str]:
+    """Without the mark by which a test finds its own processes: the engine outlives the test that asked for it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("LAUNCH_", "DOCKER_"))}
+
+
+def _write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _children(pid: int) -> list[str]:
+    return (Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text().split()
+
+
+def _call(
+    *argv: str, stdin: str = "", env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, env=env, timeout=limit_s)
+
+
+def _must(*argv: str) -> None:
+    done = _call(*argv)
+    assert done.returncode == 0, f"`{' '.join(argv)}` ended with {done.returncode}: {done.stderr or done.stdout}"
+
+
+def site_packages() -> Sequence[str]:
+    """Arguments of `docker run` that give a container of BASE the packages of these tests, torch among them."""
+    folder = next(path for path in sys.path if path.endswith("site-packages"))
+    return ("--volume", f"{folder}:/site-packages:ro", "--env", "PYTHONPATH=/site-packages")
+
+
+@contextlib.contextmanager
+def running_engine(*, gpus: bool = False, base: bool = True) -> Iterator[Engine]:
+    """An engine, and the image BASE on it."""
+    with tempfile.TemporaryDirectory(prefix="e-", ignore_cleanup_errors=True) as folder:
+        engine = Engine(Path(folder))
+        try:
+            engine.boot(gpus=gpus)
+            if base:
+                engine.import_base()
+            yield engine
+        finally:
+            engine.remove()
+
+
+@pytest.fixture(scope="session")
+def session_engine() -> Iterator[Engine]:
+    """One for the session, started by the first test that asks for it."""
+    with running_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(session_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """A real engine, which this process and what it starts use. What a test leaves on it fails the test."""
+    for name, value in session_engine.env.items():
+        monkeypatch.setenv(name, value)
+    yield session_engine
+    if left := session_engine.left():
+        session_engine.tidy()
+        pytest.fail(f"left behind: {', '.join(left)}")
+
+
+def main() -> None:
+    """Start an engine, say how to use it, and end it with the end of the input or of this process."""
+    if why := missing():
+        sys.exit(f"no engine can be started: {why}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with running_engine(gpus="--gpus" in sys.argv[1:]) as engine, contextlib.suppress(KeyboardInterrupt):
+        for name, value in engine.env.items():
+            print(f"export {name}={value}")
+        print(f"# log: {engine.log}; proxy for builds: {engine.proxy.url if engine.proxy else ''}; image: {BASE}")
+        print("# it ends with Ctrl-C", flush=True)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()
