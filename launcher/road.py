@@ -160,8 +160,8 @@ def prepare_again(
     place = other_place(where)
     loaded = load_again(run, old, overrides, flags, place)
     executor = get_executor(old.executor if place is None else place.executor)
-    facts = facts_of(loaded, executor.name)
     root = str(runs_root(runs_dir, loaded.recipe.runs_dir or str(run.path.parent), os.environ))
+    facts = facts_of(loaded, executor.name, root)
     code, origin, notes = code_of_rerun(run, source_of(loaded, facts, root))
     facts = dataclasses.replace(facts, code=code)
     plan = make_plan(loaded, facts, run_id=_new_id(loaded.recipe.name), runs_dir=root, executor=executor.name)
@@ -252,18 +252,21 @@ def recipe_flags(
     }
 
 
-def facts_of(loaded: LoadedRecipe, executor: str) -> Facts:
-    """What is true on this machine, as far as the recipe needs it in that place; all but its code."""
+def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
+    """What is true on this machine, as far as the recipe needs it in that place; all but its code.
+
+    root: where run directories are made. Raises Refused where hosts that are needed will not do.
+    """
     from launcher.planning.decisions import ON_SLURM
     from launcher.planning.facts import gather_facts
 
     recipe, on_slurm = loaded.recipe, executor in ON_SLURM
-    in_image = on_slurm and recipe.slurm.container is not None
+    is_elsewhere = executor == "ssh" or (on_slurm and recipe.slurm.container is not None)
     folder = Path.cwd() if loaded.source is None else loaded.source.parent
     after = recipe.slurm.after if executor == "slurm" else None
     job = None if after is None else _job_of(after, loaded.where("slurm.after"))  # first: it may not be there
     facts = gather_facts(
-        python=None if in_image else recipe.python,
+        python=None if is_elsewhere else recipe.python,
         secrets=recipe.secrets,
         slurm=on_slurm,
         template=folder / expanded(recipe.slurm.template) if on_slurm and recipe.slurm.template else None,
@@ -273,6 +276,11 @@ def facts_of(loaded: LoadedRecipe, executor: str) -> Facts:
         from launcher.executors.here import not_inside
 
         raise Refused(not_inside({}))
+    if executor == "ssh":
+        from launcher.executors.ssh_probe import ask_hosts
+
+        python = recipe.ssh.python or (recipe.python if recipe.is_script else None) or facts.python
+        facts = dataclasses.replace(facts, ssh=ask_hosts(recipe, python=python, root=Path(root)))
     return dataclasses.replace(facts, after_job=job)
 
 
@@ -283,7 +291,7 @@ def facts_with_code(loaded: LoadedRecipe, place: Whereto, executor: str, root: s
     """
     from launcher.planning.codefacts import gather_code, package_code
 
-    facts = facts_of(loaded, executor)
+    facts = facts_of(loaded, executor, root)
     refuse_unclear_place(None if place.is_default else place.name, facts)
     source = source_of(loaded, facts, root)
     return dataclasses.replace(facts, code=package_code() if source is None else gather_code(source))

@@ -452,7 +452,7 @@ def _choose_code(sweep: SweepDir, index: int, choice: str | None) -> CodeChoice:
     make_point(run)
     plan = read_plan(run)
     loaded = load_again(run, plan, (), {})
-    facts = facts_of(loaded, plan.executor)
+    facts = facts_of(loaded, plan.executor, str(run.path.parent))
     source = source_of(loaded, facts, str(run.path.parent))
     code = choose_code(run, source, choice)
     if code.is_new and plan.code is not None and code.code.snapshot != plan.code.snapshot:

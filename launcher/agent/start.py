@@ -14,21 +14,29 @@ from typing import NoReturn
 
 
 def load_package() -> None:
-    """Make `import launcher` mean ours, and nothing else importable."""
+    """Make `import launcher` mean ours, and nothing else importable; `import jobs`, too, where it was carried along."""
     here = Path(__file__).resolve().parent
     carried = here / "launcher"
-    folder = carried if carried.is_dir() else here.parent
+    _load("launcher", carried if carried.is_dir() else here.parent)
+    if (here / "jobs").is_dir():
+        _load("jobs", here / "jobs")
+
+
+def _load(name: str, folder: Path) -> None:
     spec = importlib.util.spec_from_file_location(
-        "launcher", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     assert spec is not None
     assert spec.loader is not None
-    sys.modules["launcher"] = module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
 
 def main() -> NoReturn:
-    """`start.py --zygote FD MODULES...`, `start.py --relay`, `start.py --devices ORDER`, or the agents of a run."""
+    """`start.py --zygote FD MODULES...`, `start.py --relay`, `start.py --devices ORDER`, or the agents of a run.
+
+    `start.py --detached ...` are the same agents, without the connection that has started them.
+    """
     load_package()
     if sys.argv[1:2] == ["--zygote"]:
         from launcher.agent import zygote
@@ -42,6 +50,11 @@ def main() -> NoReturn:
         from launcher.agent import devices
 
         devices.main(sys.argv[2])
+    if sys.argv[1:2] == ["--detached"]:
+        from launcher.agent import detached
+
+        del sys.argv[1]
+        detached.detach(sys.argv[1:])
     from launcher.agent import __main__ as agents
 
     agents.main()

@@ -161,8 +161,8 @@ def _new_plan(run: RunDir, loaded: LoadedRecipe, executor: str, choice: str | No
     from launcher.road import facts_of, source_of
     from launcher.runs.code import choose_code
 
-    facts = facts_of(loaded, executor)
     root = str(run.path.parent)  # the place is where the run is now: a folder that was moved goes on there
+    facts = facts_of(loaded, executor, root)
     code = choose_code(run, source_of(loaded, facts, root), choice)
     facts = dataclasses.replace(facts, code=code.code)
     return make_plan(loaded, facts, run_id=run.run_id, runs_dir=root, executor=executor), code

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 
 from launcher.planning.codeplan import absolute
 from launcher.planning.device_options import check_device_options, check_nsys
+from launcher.planning.docker import Containers, image_findings, in_image, inside, plan_docker
 from launcher.planning.engine import Engine, choose_engine, of_workers
 from launcher.planning.layer_options import check_layers
 from launcher.planning.network import Network, pick_family, resolve_network
 from launcher.planning.parallel import check_sharing, holds_whole
-from launcher.planning.plan import EnvVar, NodePlan, SlurmPlan
+from launcher.planning.plan import EnvVar, HostsPlan, NodePlan, SkyPlan, SlurmPlan
 from launcher.planning.points import folders_of_sweep
 from launcher.planning.profiling import check_recording
 from launcher.planning.program import placeholders_of
+from launcher.planning.sky import SkyJob, cwd_on_sky, grace_on_sky, plan_sky, python_on_sky, shape_on_sky
 from launcher.planning.slurm import Job, grace_of, plan_slurm
 from launcher.planning.slurm_nodes import NodeShape, nodes_of_job, on_node, shape_nodes
+from launcher.planning.ssh import nodes_on_hosts, on_hosts, plan_ssh, shape_of_host
 from launcher.planning.topology import (
     Device,
     Finding,
@@ -41,6 +44,11 @@ GRACE_S = 30.0
 """How long a stop may take where nobody says so, and no SLURM has a say in it."""
 ON_SLURM = ("slurm", "here")
 """Executors whose nodes are those of a job."""
+DOCKER = "docker"
+SSH = "ssh"
+"""The executor whose nodes are hosts."""
+SKY = "sky"
+"""The executor whose nodes are rented for the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +80,7 @@ class Layout:
     """Which nodes there are, what each gives, and how they talk."""
 
     shape: NodeShape | None
-    """Of the nodes of a job of SLURM; None on this machine."""
+    """Of the nodes of a job of SLURM, or of hosts; None on this machine."""
     device: Device
     threads: Threads
     network: Network
@@ -90,6 +98,8 @@ class Decisions:
     rescue: bool
     """Whether survivors keep the state of the training."""
     slurm: SlurmPlan | None
+    hosts: HostsPlan | None
+    sky: SkyPlan | None
     grace_s: float
     placeholders: Mapping[str, str]
     env: tuple[EnvVar, ...]
@@ -107,9 +117,12 @@ def decide(
 ) -> Decisions:
     """Decide all of it. What is wrong with the recipe goes to `remarks`, what this machine cannot do to `refusals`."""
     recipe = loaded.recipe
+    facts = on_hosts(recipe, facts, remarks) if executor == SSH else facts
     interpreters, facts = _interpreters(recipe, facts, executor, remarks, refusals)
     layout = _lay_out(loaded, facts, executor, remarks)
     paths = _paths(loaded, facts, run_id=run_id, runs_dir=runs_dir)
+    if executor == SKY:
+        paths = dataclasses.replace(paths, cwd=cwd_on_sky(recipe, paths.run_dir))
     resumable = not recipe.is_script or recipe.resume is not None
     rescue = _rescues(recipe, interpreters.engine.name, layout.device.name)
     check_elastic(recipe, remarks, resumable=resumable)
@@ -117,7 +130,7 @@ def decide(
     engine = interpreters.engine.name
     check_recording(recipe, remarks, device=layout.device.name, world_size=world_size, engine=engine)
     slurm, grace_s = None, GRACE_S if recipe.faults.grace == "auto" else recipe.faults.grace.time_s
-    if layout.shape is not None:
+    if layout.shape is not None and executor in ON_SLURM:
         job = Job(
             run_id=run_id,
             run_dir=paths.run_dir,
@@ -131,6 +144,28 @@ def decide(
             inside=executor == "here",
         )
         slurm, grace_s = plan_slurm(recipe, facts, job, remarks), grace_of(recipe, facts, remarks)
+    hosts = None
+    if executor == DOCKER:
+        containers = Containers(
+            run_id=run_id,
+            run_dir=paths.run_dir,
+            cwd=paths.cwd,
+            folders=(*_read_folders(recipe, paths.folder, facts), *folders_of_sweep(paths.run_dir)),
+            python=interpreters.python,
+            device=layout.device,
+            grace_s=grace_s,
+            folder=paths.folder,
+        )
+        hosts = plan_docker(recipe, facts, containers, layout.nodes, remarks)
+        layout = dataclasses.replace(layout, nodes=inside(layout.nodes))
+    if executor == SSH:
+        run_dir = paths.run_dir
+        hosts = plan_ssh(recipe, facts, remarks, run_id=run_id, run_dir=run_dir, python=interpreters.python)
+    sky = None
+    if executor == SKY:
+        grace_s = grace_on_sky(recipe, remarks)
+        rented = SkyJob(run_id=run_id, run_dir=paths.run_dir, device=layout.device, python=interpreters.python)
+        sky = plan_sky(recipe, facts, rented, remarks)
     placeholders = placeholders_of(recipe, paths.run_dir, layout.device.nproc_per_node)
     env = worker_variables(
         recipe,
@@ -151,6 +186,8 @@ def decide(
         resumable=resumable,
         rescue=rescue,
         slurm=slurm,
+        hosts=hosts,
+        sky=sky,
         grace_s=grace_s,
         placeholders=placeholders,
         env=env,
@@ -168,8 +205,15 @@ def _interpreters(
     recipe: Recipe, facts: Facts, executor: str, remarks: Remarks, refusals: list[Finding]
 ) -> tuple[Interpreters, Facts]:
     """Who runs what, and the facts as they are for the workers."""
-    has_image = executor in ON_SLURM and recipe.slurm.container is not None
-    if has_image:
+    has_image = executor in (DOCKER, SKY) or (executor in ON_SLURM and recipe.slurm.container is not None)
+    of_launcher = facts
+    if executor == DOCKER:
+        refusals += image_findings(recipe, facts.docker)
+        facts = in_image(facts, recipe)
+    elif executor == SKY:
+        python = python_on_sky(recipe)
+        facts = dataclasses.replace(facts, interpreter=None, torch_version=None, workers_python=python)
+    elif has_image:
         facts = _in_image(recipe, facts, remarks)
     engine = choose_engine(facts, script=recipe.is_script, remarks=remarks, refusals=refusals)
     of_launcher, facts = facts, of_workers(facts)
@@ -179,29 +223,33 @@ def _interpreters(
 
 
 def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks) -> Layout:
-    recipe, on_slurm = loaded.recipe, executor in ON_SLURM
-    shape = shape_nodes(recipe, facts, remarks, inside=executor == "here") if on_slurm else None
+    recipe, elsewhere = loaded.recipe, executor in (*ON_SLURM, SSH, SKY)
+    shape = shape_nodes(recipe, facts, remarks, inside=executor == "here") if executor in ON_SLURM else None
+    if executor == SSH:
+        shape = shape_of_host(recipe, facts, remarks)
+    if executor == SKY:
+        shape = shape_on_sky(recipe, remarks)
     device = choose_device(recipe, facts, remarks) if shape is None else shape.device
-    check_training(recipe, facts, device, remarks, on_slurm=on_slurm)
+    check_training(recipe, facts, device, remarks, elsewhere=elsewhere)
     if shape is None:
         of_machine, num_workers = facts, recipe.resources.max_nodes * device.nproc_per_node
     else:
         of_machine, num_workers = on_node(facts, shape), device.nproc_per_node
     threads = choose_threads(recipe, of_machine, num_workers, loaded.origin("resources.threads"), remarks)
-    network = resolve_network(recipe, facts, one_machine=not on_slurm, origins=loaded.origins, remarks=remarks)
+    network = resolve_network(recipe, facts, one_machine=not elsewhere, origins=loaded.origins, remarks=remarks)
     if shape is None:
         nodes = place_nodes(recipe, facts, device, _own_address(facts), remarks)
     else:
-        nodes = nodes_of_job(recipe, shape)
+        nodes = nodes_on_hosts(recipe, facts, shape) if executor == SSH else nodes_of_job(recipe, shape)
     return Layout(shape=shape, device=device, threads=threads, network=network, nodes=nodes)
 
 
-def check_training(recipe: Recipe, facts: Facts, device: Device, remarks: Remarks, *, on_slurm: bool) -> None:
+def check_training(recipe: Recipe, facts: Facts, device: Device, remarks: Remarks, *, elsewhere: bool) -> None:
     """What a training asks of its workers and their devices. A script asks for nothing that is known here."""
     check_sharing(recipe, device, remarks)
     remarks.problems += check_layers(recipe)
     check_device_options(recipe, device, remarks)
-    if not on_slurm:
+    if not elsewhere:
         check_nsys(recipe, facts, remarks)
 
 

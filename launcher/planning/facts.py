@@ -24,6 +24,7 @@ from launcher.planning.code import CodeFacts
 from launcher.planning.host_facts import HostFacts, host_from_json
 from launcher.planning.interpreters import Interpreter, probe
 from launcher.planning.slurm_facts import Allocation, SlurmFacts, SlurmProbe, allocation_of, slurm_from_json
+from launcher.planning.ssh_facts import SshHost, ssh_hosts_from_json
 
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_", "FI_")
 FORWARDED_NAMES = frozenset(
@@ -114,6 +115,9 @@ class Facts:
     hosts: tuple[HostFacts, ...] = ()
     """The machines of the nodes, by index, where they are known and could be asked. Empty: nobody asked."""
 
+    ssh: tuple[SshHost, ...] = ()
+    """The hosts of the recipe's `ssh.hosts`, one for each node, as they have answered."""
+
     @property
     def num_cpus(self) -> int:
         """How many CPUs can work at once: the affinity, or the quota where that is less."""
@@ -189,6 +193,7 @@ def facts_from_json(text: str) -> Facts:
     raw["code"] = CodeFacts(**raw["code"]) if raw.get("code") else None
     raw["interpreter"] = Interpreter(**raw["interpreter"]) if raw.get("interpreter") else None
     raw["hosts"] = tuple(host_from_json(host) for host in raw.get("hosts", ()))
+    raw["ssh"] = ssh_hosts_from_json(raw.get("ssh", ()))
     raw["secrets_missing"] = tuple(raw.get("secrets_missing", ()))
     raw["slurm"] = slurm_from_json(raw.get("slurm"))
     raw["allocation"] = Allocation(**raw["allocation"]) if raw.get("allocation") else None

@@ -38,7 +38,7 @@ def fit(recipe: Recipe, facts: Facts, executor: str) -> Remarks:
 
 
 def _of_training(recipe: Recipe, facts: Facts, device: Device, remarks: Remarks, *, on_slurm: bool) -> Remarks:
-    check_training(recipe, facts, device, remarks, on_slurm=on_slurm)
+    check_training(recipe, facts, device, remarks, elsewhere=on_slurm)
     world_size = recipe.resources.max_nodes * device.nproc_per_node
     check_recording(recipe, remarks, device=device.name, world_size=world_size, engine="agent")
     return remarks

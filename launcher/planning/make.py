@@ -101,6 +101,8 @@ def _written_down(
         resumable=decided.resumable,
         agent_argv=_agent_argv(decided),
         slurm=decided.slurm,
+        hosts=decided.hosts,
+        sky=decided.sky,
         min_nodes=recipe.resources.min_nodes if recipe.resources.is_elastic else None,
         prepare=recipe.prepare,
         internet=recipe.internet,
@@ -113,7 +115,7 @@ def _written_down(
 
 def _agent_argv(decided: Decisions) -> tuple[str, ...]:
     python, run_dir = decided.interpreters, decided.paths.run_dir
-    if decided.slurm is None:
+    if decided.slurm is None:  # on hosts: what each node's own line is made of
         return local_agent_argv(python.python, run_dir, own=python.own)
     return slurm_agent_argv(python.launcher_python, run_dir, "batch")
 
@@ -207,7 +209,7 @@ def _values(document: Mapping[str, Any], loaded: LoadedRecipe, decided: Decision
 def _notes(recipe: Recipe, decided: Decisions) -> Iterator[str]:
     resources, device, engine = recipe.resources, decided.layout.device, decided.interpreters.engine
     nodes = resources.max_nodes
-    if decided.slurm is None and nodes > 1:
+    if decided.slurm is None and decided.hosts is None and decided.sky is None and nodes > 1:
         yield f"{nodes} nodes on this machine: {nodes} agents"
     if resources.is_elastic:
         yield (

@@ -75,20 +75,37 @@ def _gpus(recipe: Recipe, remarks: Remarks) -> int:
 
 
 def _device(recipe: Recipe, gpus: int, remarks: Remarks, *, inside: bool) -> Device:
+    hint = "device: cpu or auto" if inside else "slurm.gpus_per_node: N, slurm.gres: gpu:N, or a profile that has it"
+    more = "slurm.gpus_per_node: {}, "
+    where = "the allocation gives" if inside else "the job asks for"
+    one = ("; which ones a job gets, SLURM decides", " and slurm.gpus_per_node: 1")
+    return device_of_node(recipe, gpus, remarks, where=where, hint=hint, more=more, one=one)
+
+
+def device_of_node(
+    recipe: Recipe,
+    gpus: int,
+    remarks: Remarks,
+    *,
+    where: str,
+    hint: str,
+    more: str = "",
+    one: tuple[str, str] = ("; which one each host uses, its node decides", ""),
+) -> Device:
+    """Device and workers of a node with so many GPUs; all nodes are alike.
+
+    where: `the job asks for`, `each host has`. hint: what helps where there is none; more: what would ask for `{}`.
+    one: what follows the sentence about one GPU, and its hint.
+    """
     resources = recipe.resources
     asked = None if resources.nproc_per_node == "auto" else resources.nproc_per_node
-    where = "the allocation gives" if inside else "the job asks for"
     if resources.device == "cpu" or (resources.device == "auto" and not gpus):
         reason = "as asked" if resources.device == "cpu" else f"{where} no GPU"
         return Device(name="cpu", reason=reason, nproc_per_node=asked or 1)
     if device_index(resources.device) is not None:
-        message = f"resources.device: {resources.device} is one GPU of a machine; which ones a job gets, SLURM decides"
-        hint = "device: cuda, with nproc_per_node: 1 and slurm.gpus_per_node: 1"
-        remarks.problems.append(Finding("resources.device", message, hint))
+        message = f"resources.device: {resources.device} is one GPU of a machine{one[0]}"
+        remarks.problems.append(Finding("resources.device", message, f"device: cuda, with nproc_per_node: 1{one[1]}"))
     elif not gpus:
-        hint = (
-            "device: cpu or auto" if inside else "slurm.gpus_per_node: N, slurm.gres: gpu:N, or a profile that has it"
-        )
         remarks.problems.append(
             Finding("resources.device", f"resources.device: cuda was asked for, but {where} no GPU", hint)
         )
@@ -97,7 +114,7 @@ def _device(recipe: Recipe, gpus: int, remarks: Remarks, *, inside: bool) -> Dev
             Finding(
                 "resources.nproc_per_node",
                 f"resources.nproc_per_node: {asked} workers of a node need a GPU each, but {where} {gpus} per node",
-                f"nproc_per_node: {gpus}, slurm.gpus_per_node: {asked}, or device: cpu",
+                f"nproc_per_node: {gpus}, {more.format(asked)}or device: cpu",
             )
         )
     if gpus:

@@ -1,9 +1,28 @@
-"""Nodes that are reached by ssh: the line that is run for each, and who they are. Pure."""
+"""Nodes that are reached by ssh: what a host gives, who the nodes are, and the line that is run for each. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
+import ipaddress
 import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launcher.planning.interpreters import Interpreter
+from launcher.planning.plan import HostNode, HostsPlan, NodePlan, local_agent_argv, node_agent_argv
+from launcher.planning.slurm_nodes import NodeShape, device_of_node
+from launcher.planning.topology import Finding, Remarks
+from launcher.wording import count, duration
+
+if TYPE_CHECKING:
+    from launcher.planning.facts import Facts
+    from launcher.planning.ssh_facts import SshHost
+    from launcher.recipe.schema import Recipe
+
+DETACHED = "--detached"
+"""The agent's flag: see `agent/detached.py`."""
+_CLOCK_S = 5.0
+"""From here on a clock that is ahead or behind is worth a word."""
 
 
 def ssh_argv(
@@ -16,3 +35,125 @@ def ssh_argv(
     file = [] if config is None else ["-F", config]
     given = [word for option in options for word in ("-o", option)]
     return ["ssh", *file, *given, destination, *([shlex.join(command)] if command else [])]
+
+
+def on_hosts(recipe: Recipe, facts: Facts, remarks: Remarks) -> Facts:
+    """The facts as they are for the workers: with the interpreter of the hosts, and without devices of this machine."""
+    hosts, nodes = recipe.ssh.hosts, recipe.resources.max_nodes
+    if not hosts:
+        message = "ssh.hosts: there is none"
+        hint = "a profile with `executor: ssh` and `ssh: {hosts: [node0, node1]}`, or ssh.hosts=[node0,node1]"
+        remarks.problems.append(Finding("ssh.hosts", message, hint))
+    elif len(hosts) < nodes:
+        message = f"resources.nodes: {nodes} nodes, and ssh.hosts has {count(len(hosts), 'host')}"
+        hint = f"nodes: {len(hosts)}, or more hosts: each has one node"
+        remarks.problems.append(Finding("resources.nodes", message, hint))
+    if len(set(hosts)) < len(hosts):
+        twice = next(name for name in hosts if hosts.count(name) > 1)
+        message = f"ssh.hosts: {twice} is there {hosts.count(twice)} times: each host has one node"
+        remarks.problems.append(Finding("ssh.hosts", message, "--nproc-per-node N: so many workers on each"))
+    environment = {name: value for name, value in facts.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+    asked = facts.ssh
+    found = Interpreter(path=facts.python, version=facts.python_version, torch_version=facts.torch_version)
+    if asked:
+        found = Interpreter(path=asked[0].python, version=asked[0].python_version, torch_version=asked[0].torch_version)
+    return dataclasses.replace(
+        facts, environment=environment, interpreter=found, gpus=(), gpu_fault="", hosts=tuple(h.facts for h in asked)
+    )
+
+
+def shape_of_host(recipe: Recipe, facts: Facts, remarks: Remarks) -> NodeShape:
+    """What each host gives: what the one gives that has least."""
+    hosts = facts.ssh
+    fewest = min(hosts, key=lambda host: len(host.facts.gpus), default=None)
+    gpus = 0 if fewest is None else len(fewest.facts.gpus)
+    most = max((len(host.facts.gpus) for host in hosts), default=0)
+    if fewest is not None and gpus < most:
+        remarks.notes.append(
+            f"{fewest.destination} has {count(gpus, 'GPU')}, others up to {most}: each node uses {gpus}"
+        )
+    for host in hosts:
+        if host.facts.gpu_fault:
+            remarks.notes.append(f"the GPUs of {host.destination} cannot be asked: {host.facts.gpu_fault}")
+        if host.clock_ahead_s is not None and abs(host.clock_ahead_s) >= _CLOCK_S:
+            way = "ahead of" if host.clock_ahead_s > 0 else "behind"
+            text = duration(abs(host.clock_ahead_s))
+            remarks.notes.append(
+                f"the clock of {host.destination} is {text} {way} the one here: so are times in its events"
+            )
+        if host.torch_version != hosts[0].torch_version:
+            remarks.problems.append(
+                Finding(
+                    "ssh.python",
+                    f"ssh.python: {host.destination} has torch {host.torch_version}, and {hosts[0].destination} has "
+                    f"{hosts[0].torch_version}",
+                    "one version on all hosts",
+                )
+            )
+    device = device_of_node(recipe, gpus, remarks, where="each host has", hint="device: cpu or auto")
+    cpus = min((host.facts.cpus for host in hosts), default=0)
+    return NodeShape(device=device, gpus=gpus, cpus=max(1, cpus), cpus_key="plan")
+
+
+def nodes_on_hosts(recipe: Recipe, facts: Facts, shape: NodeShape) -> tuple[NodePlan, ...]:
+    """One node on each host. Addresses are bound there, all but that of the first, which the others come to."""
+    gpus = tuple(range(shape.device.gpus_per_node)) if shape.device.name == "cuda" else ()
+    names = [*(host.facts.hostname or host.destination for host in facts.ssh), *recipe.ssh.hosts[len(facts.ssh) :]]
+    head = head_address(recipe, facts.ssh)
+    return tuple(
+        NodePlan(
+            index=index,
+            host=names[index] if index < len(names) else "",
+            address=head if index == 0 else "",
+            cpus=(),
+            gpus=gpus,
+        )
+        for index in range(recipe.resources.max_nodes)
+    )
+
+
+def head_address(recipe: Recipe, hosts: Sequence[SshHost]) -> str:
+    """How the other nodes reach node 0: by `network.interface`, else by the address that this machine reaches it by."""
+    if not hosts:
+        return ""
+    first, wanted = hosts[0], recipe.network.interface
+    if wanted != "auto":
+        named = [each.addresses[0] for each in first.facts.interfaces if each.name == wanted and each.addresses]
+        return named[0] if named else ""
+    if len(hosts) > 1 and (not first.address or ipaddress.ip_address(first.address.partition("%")[0]).is_loopback):
+        cables = [each for each in first.facts.interfaces if not each.is_virtual and each.addresses]
+        return cables[0].addresses[0] if cables else first.address
+    return first.address
+
+
+def plan_ssh(recipe: Recipe, facts: Facts, remarks: Remarks, *, run_id: str, run_dir: str, python: str) -> HostsPlan:
+    """The line of each node, which returns at once."""
+    hosts = facts.ssh
+    head = head_address(recipe, hosts)
+    if hosts and not head:
+        interface = recipe.network.interface
+        message = f"network.interface: {hosts[0].destination}, the first host, has no {interface} with an address"
+        there = ", ".join(f"{each.name} ({each.addresses[0]})" for each in hosts[0].facts.interfaces if each.addresses)
+        remarks.problems.append(Finding("network.interface", message, f"it has {there or 'none'}"))
+    port = (hosts[0].port if hosts else None) or 0
+    return HostsPlan(
+        nodes=tuple(
+            HostNode(
+                machine=host.destination,
+                name=f"{run_id}-node-{index}",
+                start=_start(python, run_id, run_dir, index, (head, port)),
+                stop=("sh", "-c", f"kill $(cut -d' ' -f1 {shlex.quote(f'{run_dir}/hosts/node-{index}.pid')})"),
+            )
+            for index, host in enumerate(hosts)
+        ),
+        head_address=head,
+        head_port=port,
+        shared=all(host.shared for host in hosts),
+    )
+
+
+def _start(python: str, run_id: str, run_dir: str, node: int, head: tuple[str, int]) -> tuple[str, ...]:
+    """The agent of a node, in the environment of a login without a terminal."""
+    argv = node_agent_argv(local_agent_argv(python, run_dir, own=False), node, head)
+    start = argv.index(f"{run_dir}/agent/start.py") + 1
+    return ("env", f"LAUNCH_RUN_ID={run_id}", *argv[:start], DETACHED, *argv[start:])

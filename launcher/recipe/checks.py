@@ -254,6 +254,7 @@ PATHS: tuple[Keys, ...] = (
     ("checkpoint", "init_from"),
     ("python",),
     ("slurm", "template"),
+    ("ssh", "config"),
 )
 """Keys that hold paths. They are relative to the file that says them; on the command line, to the current folder."""
 _MEANT: dict[Keys, Callable[[Scalar], Path]] = {("script",): script_of, ("python",): python_of}

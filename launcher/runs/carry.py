@@ -20,7 +20,13 @@ _CARRIED = (".", "agent", "agent/adapters", "planning", "runs")
 def carry_agent(run: RunDir, plan: Plan) -> None:
     """Copy the agent where the plan starts it from the run directory, and the client for a script."""
     starts = plan.agent_argv if plan.slurm is None else (*plan.agent_argv, *plan.slurm.srun)
-    if str(run.agent_start) in starts:
+    if str(run.agent_start) in starts and plan.executor == "ssh" and plan.worker.kind == "job":
+        # The training program, too: a host needs nothing of ours, and every node runs the same one.
+        for package in (_PACKAGE, _PACKAGE.with_name("jobs")):
+            unread = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(package, run.agent_code / package.name, ignore=unread, dirs_exist_ok=True)
+        shutil.copyfile(_PACKAGE / "agent" / "start.py", run.agent_start)
+    elif str(run.agent_start) in starts:
         for folder in _CARRIED:
             _copy(sorted((_PACKAGE / folder).glob("*.py")), run.agent_code / "launcher" / folder)
         shutil.copyfile(_PACKAGE / "agent" / "start.py", run.agent_start)

@@ -64,6 +64,23 @@ class RunDir:
         """What the supervisor and the agents say themselves; empty unless something is wrong with them."""
         return self.path / "logs" / "agents.log"
 
+    def node_log(self, node: int) -> Path:
+        """The same of one node whose agent was started by ssh, since two machines cannot append to one file."""
+        return self.path / "logs" / f"agents-{node}.log"
+
+    @property
+    def hosts(self) -> Path:
+        """On each host that is reached by ssh: who its agent is."""
+        return self.path / "hosts"
+
+    def node_pid(self, node: int) -> Path:
+        """Pid and start time of the agent of a node, and the boot of its machine, as it wrote them down there."""
+        return self.hosts / f"node-{node}.pid"
+
+    def node_exit(self, node: int) -> Path:
+        """The exit code of that agent, once it has ended."""
+        return self.hosts / f"node-{node}.exit"
+
     @property
     def slurm(self) -> Path:
         """On SLURM: the batch script of each submission, as it was submitted, and the scheduler's own output."""
@@ -96,6 +113,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         """The same in every attempt; LAUNCH_CHECKPOINT_DIR."""
         return self.path / "checkpoints"
+
+    @property
+    def replica(self) -> Path:
+        """On a node that keeps a copy of what node 0 has written down (`checkpoint.store: replicate`)."""
+        return self.path / "replica"
 
     @property
     def result(self) -> Path:
