@@ -40,6 +40,8 @@ TASK_SCOPED = (
 """Beginnings of names that describe our one task per node, not a worker: a library would take them for its ranks."""
 ORIGIN = "node"
 """Of a variable that only the node could know."""
+OF_NODE = "the environment of the node"
+"""Of a variable that the workers inherit there."""
 _INTERFACE_NAMES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}", "TP_SOCKET_IFNAME": "{}"}
 """Each in its own syntax: `=` makes NCCL match the whole name, not a prefix."""
 
@@ -109,7 +111,7 @@ def bind(
     bound = replace(
         plan,
         nodes=tuple(nodes),
-        env=_with_interface(plan, interface, known, host),
+        env=_with_interface(plan, interface, known, host, env),
         env_unset=(*plan.env_unset, HEAD, SECONDS_LEFT, NODES, *(name for name in env if name.startswith(TASK_SCOPED))),
     )
     return Bound(plan=bound, warnings=tuple(warnings))
@@ -122,6 +124,7 @@ def bind_host(
     host: str,
     head: str,
     known: tuple[Address, ...],
+    env: Mapping[str, str],
     leads_to: Callable[[str], str | None] = addresses.leads_to,
 ) -> Plan:
     """The plan on one of several machines that no scheduler has given: CPUs and GPUs are the plan's own.
@@ -132,7 +135,7 @@ def bind_host(
     nodes = list(plan.nodes)
     nodes[0] = replace(nodes[0], address=head)
     nodes[node] = replace(nodes[node], host=host, address=address)
-    return replace(plan, nodes=tuple(nodes), env=_with_interface(plan, interface, known, host))
+    return replace(plan, nodes=tuple(nodes), env=_with_interface(plan, interface, known, host, env))
 
 
 def _way(
@@ -176,9 +179,13 @@ def _gpus(plan: Plan, env: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(int(name) for name in names) if all(name.isdecimal() for name in names) else ()
 
 
-def _with_interface(plan: Plan, interface: str, known: tuple[Address, ...], host: str) -> tuple[EnvVar, ...]:
-    """The environment of the workers with the interface of this node, where the plan leaves it open."""
+def _with_interface(
+    plan: Plan, interface: str, known: tuple[Address, ...], host: str, env: Mapping[str, str]
+) -> tuple[EnvVar, ...]:
+    """The environment of the workers with the interface of this node, where neither plan nor node have named one."""
     given = {variable.name: variable for variable in plan.env}
+    own = [EnvVar(name=name, value=env[name], origin=OF_NODE) for name in _INTERFACE_NAMES if env.get(name)]
+    given = {**{variable.name: variable for variable in own}, **given}  # of `setup`, which may be a provider's script
     for name in _INTERFACE_NAMES:
         if name in given:
             _check_interface(given[name], known, host)

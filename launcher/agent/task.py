@@ -106,7 +106,7 @@ def _serve(plan: Plan, run: RunDir, host: str, *, place: _Place, signals: int) -
         _say_who(plan, node, host)
         known = addresses.own_addresses()
         if place.allocation is None:
-            plan = binding.bind_host(plan, node, host=host, head=head[0], known=known)
+            plan = binding.bind_host(plan, node, host=host, head=head[0], known=known, env=os.environ)
         else:
             cpus = os.sched_getaffinity(0)
             bound = binding.bind(plan, node, env=os.environ, host=host, head=head[0], cpus=cpus, known=known)

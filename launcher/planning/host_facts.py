@@ -123,18 +123,22 @@ if [ -r "$root/etc/nccl.conf" ]; then
         case $line in '#'*|'') ;; *) say nccl-conf "$line";; esac
     done <"$root/etc/nccl.conf"
 fi
-while read -r address names; do
-    case $address in 127.*|::1) case " $names " in *" $host "*) say own-name "$address";; esac;; esac
-done <"$root/etc/hosts" 2>/dev/null
+if [ -r "$root/etc/hosts" ]; then
+    while read -r address names; do
+        case $address in 127.*|::1) case " $names " in *" $host "*) say own-name "$address";; esac;; esac
+    done <"$root/etc/hosts"
+fi
 for file in sys_vendor chassis_asset_tag product_name; do
     [ -r "$root/sys/class/dmi/id/$file" ] && say vendor "$(cat "$root/sys/class/dmi/id/$file" 2>/dev/null)"
 done
 say memlock "$(ulimit -l 2>/dev/null)"
 say nofile "$(ulimit -n 2>/dev/null)"
 say cpus "$(nproc 2>/dev/null)"
-while read -r name value _; do
-    case $name in MemTotal:|MemAvailable:) say memory "${name%:}" "$value";; esac
-done <"$root/proc/meminfo" 2>/dev/null
+if [ -r "$root/proc/meminfo" ]; then
+    while read -r name value _; do
+        case $name in MemTotal:|MemAvailable:) say memory "${name%:}" "$value";; esac
+    done <"$root/proc/meminfo"
+fi
 for folder in /dev/shm "$@"; do
     at=$folder
     while [ -n "$at" ] && [ ! -e "$at" ]; do at=${at%/*}; done

@@ -146,14 +146,25 @@ def test_the_nodes_that_a_smaller_job_lacks_have_no_name(tmp_path: Path) -> None
 def test_a_machine_that_no_scheduler_has_given_keeps_the_plans_cpus_and_finds_its_interface(tmp_path: Path) -> None:
     given = tuple(NodePlan(index=index, host="", address="", cpus=(index,), gpus=()) for index in range(2))
     plan = runs_values.plan(tmp_path, nodes=given)
-    own = bind_host(plan, 1, host="b", head="10.0.0.3", known=KNOWN, leads_to=lambda head: "10.0.0.4")
+    own = bind_host(plan, 1, host="b", head="10.0.0.3", known=KNOWN, env={}, leads_to=lambda head: "10.0.0.4")
     assert [(node.host, node.address, node.cpus) for node in own.nodes] == [
         ("", "10.0.0.3", (0,)),
         ("b", "10.0.0.4", (1,)),
     ]
     assert {each.name: each.value for each in own.env}["GLOO_SOCKET_IFNAME"] == "eth0"
-    head = bind_host(plan, 0, host="a", head="10.0.0.4", known=KNOWN)
+    head = bind_host(plan, 0, host="a", head="10.0.0.4", known=KNOWN, env={})
     assert (head.nodes[0].host, head.nodes[0].address) == ("a", "10.0.0.4")
+
+
+def test_an_interface_that_setup_or_a_providers_script_has_named_stays(tmp_path: Path) -> None:
+    given = tuple(NodePlan(index=index, host="", address="", cpus=(), gpus=()) for index in range(2))
+    plan = runs_values.plan(tmp_path, nodes=given)
+    own = bind_host(plan, 0, host="a", head="10.0.0.4", known=KNOWN, env={"NCCL_SOCKET_IFNAME": "=eth0,eth1"})
+    names = {each.name for each in own.env}
+    assert "NCCL_SOCKET_IFNAME" not in names, "the workers inherit it"
+    assert "GLOO_SOCKET_IFNAME" in names
+    with pytest.raises(NodeError, match=r"GLOO_SOCKET_IFNAME=enp9 \(the environment of the node\): a has no such"):
+        bind_host(plan, 0, host="a", head="10.0.0.4", known=KNOWN, env={"GLOO_SOCKET_IFNAME": "enp9"})
 
 
 @pytest.mark.parametrize(
