@@ -261,7 +261,7 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
     from launcher.planning.facts import gather_facts
 
     recipe, on_slurm = loaded.recipe, executor in ON_SLURM
-    is_elsewhere = executor == "ssh" or (on_slurm and recipe.slurm.container is not None)
+    is_elsewhere = executor in ("ssh", "docker") or (on_slurm and recipe.slurm.container is not None)
     folder = Path.cwd() if loaded.source is None else loaded.source.parent
     after = recipe.slurm.after if executor == "slurm" else None
     job = None if after is None else _job_of(after, loaded.where("slurm.after"))  # first: it may not be there
@@ -276,6 +276,10 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
         from launcher.executors.here import not_inside
 
         raise Refused(not_inside({}))
+    if executor == "docker":
+        from launcher.executors.docker_probe import probe_docker
+
+        facts = dataclasses.replace(facts, docker=(probe_docker(recipe, gpus=bool(facts.gpus)),))
     if executor == "ssh":
         from launcher.executors.ssh_probe import ask_hosts
 

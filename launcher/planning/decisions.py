@@ -206,7 +206,6 @@ def _interpreters(
 ) -> tuple[Interpreters, Facts]:
     """Who runs what, and the facts as they are for the workers."""
     has_image = executor in (DOCKER, SKY) or (executor in ON_SLURM and recipe.slurm.container is not None)
-    of_launcher = facts
     if executor == DOCKER:
         refusals += image_findings(recipe, facts.docker)
         facts = in_image(facts, recipe)
@@ -236,7 +235,8 @@ def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks
     else:
         of_machine, num_workers = on_node(facts, shape), device.nproc_per_node
     threads = choose_threads(recipe, of_machine, num_workers, loaded.origin("resources.threads"), remarks)
-    network = resolve_network(recipe, facts, one_machine=not elsewhere, origins=loaded.origins, remarks=remarks)
+    one_network = not elsewhere and (executor != DOCKER or recipe.resources.max_nodes == 1)
+    network = resolve_network(recipe, facts, one_machine=one_network, origins=loaded.origins, remarks=remarks)
     if shape is None:
         nodes = place_nodes(recipe, facts, device, _own_address(facts), remarks)
     else:

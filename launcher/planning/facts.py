@@ -21,6 +21,7 @@ from typing import Any
 from launcher.errors import Problem, Refused
 from launcher.planning.calls import answer
 from launcher.planning.code import CodeFacts
+from launcher.planning.docker_facts import DockerFacts, docker_from_json
 from launcher.planning.host_facts import HostFacts, host_from_json
 from launcher.planning.interpreters import Interpreter, probe
 from launcher.planning.slurm_facts import Allocation, SlurmFacts, SlurmProbe, allocation_of, slurm_from_json
@@ -118,6 +119,9 @@ class Facts:
     ssh: tuple[SshHost, ...] = ()
     """The hosts of the recipe's `ssh.hosts`, one for each node, as they have answered."""
 
+    docker: tuple[DockerFacts, ...] = ()
+    """The Docker engines that the containers of a run are on. Empty: nobody asked."""
+
     @property
     def num_cpus(self) -> int:
         """How many CPUs can work at once: the affinity, or the quota where that is less."""
@@ -194,6 +198,7 @@ def facts_from_json(text: str) -> Facts:
     raw["interpreter"] = Interpreter(**raw["interpreter"]) if raw.get("interpreter") else None
     raw["hosts"] = tuple(host_from_json(host) for host in raw.get("hosts", ()))
     raw["ssh"] = ssh_hosts_from_json(raw.get("ssh", ()))
+    raw["docker"] = docker_from_json(raw.get("docker", ()))
     raw["secrets_missing"] = tuple(raw.get("secrets_missing", ()))
     raw["slurm"] = slurm_from_json(raw.get("slurm"))
     raw["allocation"] = Allocation(**raw["allocation"]) if raw.get("allocation") else None

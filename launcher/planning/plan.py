@@ -227,6 +227,34 @@ class HostsPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SkyPlan:
+    """The run as a task of SkyPilot, which rents the machines, runs it on each, and takes them down."""
+
+    name: str
+    """Of SkyPilot's managed job, else of its cluster."""
+    managed: bool
+    """Whether SkyPilot's jobs controller rents other machines when some are lost."""
+    task: str
+    """The task file, whole: what SkyPilot loads."""
+    submit: tuple[str, ...]
+    """What is run on the machine that launches."""
+    state: tuple[tuple[str, ...], ...]
+    """What says how it is, as JSON: the job first, then, without a controller, its machines."""
+    stop: tuple[str, ...]
+    """What stops it: its processes get TERM, and KILL 30 s later."""
+    remove: tuple[str, ...]
+    """What takes its machines down at once; empty: the jobs controller does."""
+    logs: tuple[str, ...]
+    """What shows its output."""
+    head_port: int
+    """Of the head agent, on the first of SKYPILOT_NODE_IPS."""
+    store: str = ""
+    """Where the nodes keep the record of the run, below its id; empty: on their own disks alone."""
+    price: str = ""
+    """What the machines cost, as far as the plan can say: the most per hour that they may."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Value:
     """A resolved value of the recipe and where it comes from, for --dry-run."""
 
@@ -290,6 +318,8 @@ class Plan:
     """On SLURM only."""
     hosts: HostsPlan | None = None
     """On Docker and ssh only."""
+    sky: SkyPlan | None = None
+    """On machines that SkyPilot rents only."""
     min_nodes: int | None = None
     """With how few of `nodes` the run goes on. None: it has a fixed size."""
     prepare: tuple[str, ...] = ()
@@ -370,6 +400,8 @@ class Plan:
             raw["slurm"] = SlurmPlan(**{**raw["slurm"], "flags": flags, "srun": tuple(raw["slurm"]["srun"])})
         if raw.get("hosts") is not None:
             raw["hosts"] = _hosts(raw["hosts"])
+        if raw.get("sky") is not None:
+            raw["sky"] = _sky(raw["sky"])
         for key in ("prepare", "overrides", "env_unset", "secrets", "setup", "agent_argv", "torchrun", "notes"):
             raw[key] = tuple(raw[key])
         return cls(**raw)
@@ -389,6 +421,11 @@ def _hosts(raw: dict[str, Any]) -> HostsPlan:
     )
     before, after = (tuple(map(tuple, raw[key])) for key in ("before", "after"))
     return HostsPlan(**{**raw, "nodes": nodes, "before": before, "after": after})
+
+
+def _sky(raw: dict[str, Any]) -> SkyPlan:
+    words = {key: tuple(raw[key]) for key in ("submit", "stop", "remove", "logs")}
+    return SkyPlan(**{**raw, **words, "state": tuple(map(tuple, raw["state"]))})
 
 
 def leaves(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

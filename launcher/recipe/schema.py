@@ -283,6 +283,10 @@ class CheckpointSection(Section):
     """How often the state is also copied to the memory of each node (/dev/shm), for restarts that find no survivor."""
     max_failed_saves: NonNegativeInt = 0
     """How many saves in a row may fail before the run ends. Each is said, loudly."""
+    store: Annotated[str, Field(pattern=r"^(shared|replicate|[a-z][a-z0-9+.-]*://[^@\s]*)$")] = "shared"
+    """Where they are. `shared`: in the run directory, which all nodes must see. `replicate`: without a shared file
+    system, whole on the disks of two nodes. A URL (`s3://bucket/runs`, `gs://...`, `file:///path`): on node 0's disk,
+    and the newest one, in the background, there as well; a run whose disks have none fetches it. By fsspec."""
     init_from: str | None = None
     """Weights to start from: a run, or a checkpoint folder (with a `/`, relative to this recipe). First attempt only;
     the state of a run is never taken."""
@@ -426,8 +430,8 @@ class SkySection(Section):
     setup: Auto | tuple[str, ...] = "auto"
     """Lines of bash, once on each machine before the run. auto = what Python lacks of torch and the like is installed.
     """
-    python: str = "python3"
-    """Interpreter of the workers there."""
+    python: str = "auto"
+    """Interpreter of the workers there. auto = the image's `python3`; without an image, of what `setup` makes."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 29400
     """Of the head agent, on node 0."""
     command: str = "sky"
@@ -444,6 +448,29 @@ class SshSection(Section):
     python: str | None = None
     """Interpreter on the hosts, the same path on each; it needs torch, and nothing of ours. Default: as on this
     machine."""
+
+
+class DockerSection(Section):
+    """`docker:` the containers of a run. It counts with `--on docker`, or a profile of Docker only."""
+
+    image: str | None = None
+    """What the workers run in: it needs torch. Default: the one that docker/Dockerfile makes, `launcher:cpu` or
+    `launcher:cuda`."""
+    mounts: tuple[str, ...] = ()
+    """Data: `/data`, `/data:/mnt/data` or `/data:/data:ro`. The run directory, workdir and code are there anyway."""
+    shm_size: Annotated[str, Field(pattern=r"^(auto|host|\d+(\.\d+)?\s*[kKmMgGtT]?([iI]?[bB])?)$")] = "auto"
+    """Shared memory of each container, for loader workers and NCCL: `16GiB`. auto = a quarter of the memory of the
+    machine. host = that of the machine (`--ipc host`)."""
+    network: str = "auto"
+    """auto = a network for the run, where one machine has several nodes; `host`, or the name of a network."""
+    args: tuple[str, ...] = ()
+    """Further arguments of `docker run`: `[--env, HF_HOME=/data/hf]`."""
+    user: str = "auto"
+    """Whom the files of a run belong to. auto = you; image = the user of the image; or `UID:GID`."""
+    pull: Literal["missing", "always", "never"] = "missing"
+    """When the image is fetched from its registry, before anything is started."""
+    code: Literal["mount", "image"] = "mount"
+    """Where workdir and code come from: mounted at their own paths, or in the image already."""
 
 
 class SweepSection(Section):
@@ -507,6 +534,7 @@ class Recipe(Section):
     slurm: SlurmSection = SlurmSection()
     sky: SkySection = SkySection()
     ssh: SshSection = SshSection()
+    docker: DockerSection = DockerSection()
     sweep: SweepSection | None = None
     prepare: tuple[str, ...] = ()
     """Lines of bash, run once per launch where `launch` is called (a login node), before anything is submitted: what
@@ -524,7 +552,7 @@ class Recipe(Section):
         return self.script is not None or self.module is not None
 
 
-ExecutorName = Literal["slurm", "local", "here", "ssh", "sky"]
+ExecutorName = Literal["slurm", "local", "here", "ssh", "sky", "docker"]
 
 
 class Profile(Section):
@@ -537,6 +565,7 @@ class Profile(Section):
     slurm: SlurmSection = SlurmSection()
     sky: SkySection = SkySection()
     ssh: SshSection = SshSection()
+    docker: DockerSection = DockerSection()
     resources: ResourcesSection = ResourcesSection()
     network: NetworkSection = NetworkSection()
     faults: FaultsSection = FaultsSection()
