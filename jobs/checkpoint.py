@@ -14,7 +14,6 @@ Tensors and JSON, nothing else: there is no pickle in it, and none is ever read.
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,19 +27,17 @@ from torch.distributed import ProcessGroup
 
 from jobs.choice import Choice, Rejected, newest_first
 from jobs.circle import Circle, CircleError
-from jobs.durable import FileInfo, fsync, write_durably, write_hashed
-from jobs.folders import Progress, complete, named, plain_json, progress_from, read_state, step_of
+from jobs.durable import FileInfo, write_hashed
+from jobs.folders import Progress, named, plain_json, progress_from, read_state, step_of
 from jobs.manifest import FORMAT, STATE, BrokenError, Manifest, compare, look, read_manifest, seal, share, verify
 from jobs.memory import Found, InMemory, Memory, of_no_use
 from jobs.room import answered, check_disk
+from jobs.shelf import Shelf
 from jobs.state import CheckpointError, DifferenceError, TrainingState, together
 from jobs.storage import Layout, Part, plan
+from jobs.store_copies import Copies
 from jobs.whole import check_fits
 from jobs.world import Meeting
-
-LATEST = "latest"
-_DELETED = ".tmp-deleted"
-_ASIDE = re.compile(r"step-(\d+)\.broken-\d+")
 
 
 class SaveError(CheckpointError):
@@ -90,8 +87,11 @@ class Checkpoints:
         memory: Memory | None = None,
     ) -> None:
         self.folder = folder
+        self.shelf = Shelf(folder, attempt=attempt, keep=keep, best=best)
+        self.copies: Copies | None = None
+        """On several disks; None: all ranks see one folder."""
         self._memory = memory
-        self._run_id, self._attempt, self._keep, self._best = run_id, attempt, keep, best
+        self._run_id, self._attempt, self._keep = run_id, attempt, keep
         self.record = dict(record or {})
         self._layout: Layout | None = None
 
@@ -131,8 +131,12 @@ class Checkpoints:
         half-written, and puts aside what is broken. Raises CheckpointError where there are checkpoints and none can be
         used: to train from zero over them is for a person to decide; or where the checkpoint is of another training.
         """
-        rejected = [Rejected(**remark) for remark in meeting.decide("look for checkpoints", self._clean)]
-        names = meeting.decide("list the checkpoints", lambda: named(self.folder))
+        if self.copies is None:
+            remarks = meeting.decide("look for checkpoints", self.shelf.clean)
+            names = meeting.decide("list the checkpoints", lambda: named(self.folder))
+        else:
+            remarks, names = self.copies.look(meeting)
+        rejected = [Rejected(**remark) for remark in remarks]
         in_memory = self._memory.look(meeting) if self._memory else []
         in_memory = [each for each in in_memory if kept or each.kept_by is None]
         for candidate in newest_first(names, in_memory):
@@ -145,7 +149,11 @@ class Checkpoints:
                 check_precision(str(candidate), found.state, state)
                 state.precision.restore(found.state["scaler"])
                 broken = [other.name for other in rejected if other.name in names]
-                meeting.decide("tidy the checkpoints", partial(self._tidy, candidate, broken))
+                in_use = candidate if isinstance(candidate, str) else None
+                if self.copies is None:
+                    meeting.decide("tidy the checkpoints", partial(self._tidy, in_use, broken))
+                else:
+                    self.copies.tidy(meeting, in_use, broken)
                 if self._memory:
                     self._memory.remove(of_no_use(in_memory, candidate, [other.name for other in rejected]))
                 return Choice.of(candidate, rejected, names, found.state), progress_from(found.state, found.metrics)
@@ -202,14 +210,19 @@ class Checkpoints:
         on_complete: called on rank 0 when it is on the disk, whoever of the others is lost after that.
         Raises SaveError on all ranks, after which all that was there before is still there.
         """
-        unfinished = self.folder / f"{draft.name}.tmp-{self._attempt}"
+        unfinished = self.shelf.unfinished(draft.name)
         try:
             circle.gather(partial(self._begin, draft, unfinished))
             written = circle.gather(lambda: _to_json(draft.layout.write_part(unfinished, parts)))
             files = {name: FileInfo(**info) for of_rank in written for name, info in of_rank.items()}
-            saved = circle.from_first(lambda: asdict(self._complete(draft, unfinished, files, on_complete)))
+            if self.copies is None:
+                saved = circle.from_first(lambda: asdict(self._complete(draft, unfinished, files, on_complete)))
+            else:
+                make = partial(self._seal, draft, unfinished, files)
+                size_bytes = self.copies.commit(draft.name, files, make, circle)
+                saved = circle.from_first(lambda: asdict(self._told(draft.name, size_bytes, on_complete)))
         except CircleError as error:
-            if circle.rank == 0:
+            if circle.rank == 0 or (self.copies is not None and self.copies.is_lead):
                 # What is full should not stay full; the next save tries too.
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise SaveError(f"{draft.name} could not be written to {self.folder}", str(error)) from error
@@ -237,22 +250,19 @@ class Checkpoints:
         return plain_json(content)
 
     def add_metrics(self, progress: Progress) -> None:
-        """Note the evaluation of a checkpoint that was saved before it (by a stop). For one rank only."""
+        """Note the evaluation of a checkpoint that was saved before it (by a stop); on all ranks, which know it."""
+        if not (dist.get_rank() == 0 if self.copies is None else self.copies.is_holder):
+            return
         path = self.folder / f"step-{progress.step}"
         seal(path, dataclasses.replace(read_manifest(path), metrics=progress.metrics))
 
     def best(self) -> str | None:
         """Name of the best checkpoint by the metric of the recipe; None without one."""
-        if self._best is None:
-            return None
-        metric, direction = self._best.rsplit(" ", 1)
-        sign = 1 if direction == "max" else -1
-        scores = []
-        for name in complete(self.folder):
-            metrics = read_manifest(self.folder / name).metrics or {}
-            if metric in metrics:
-                scores.append((sign * metrics[metric], step_of(name), name))
-        return max(scores)[2] if scores else None
+        return self.shelf.best()
+
+    def point_to(self, name: str) -> None:
+        """Let `latest` name a checkpoint."""
+        self.shelf.point_to(name)
 
     def is_intact(self, name: str) -> bool:
         """Whether a checkpoint reads back as it was written; says what does not. For one rank only."""
@@ -279,92 +289,63 @@ class Checkpoints:
     ) -> tuple[str, Found | None]:
         """Restore model and optimizer in place. Returns why that is worth nothing, or what else was found."""
         path, world = self.folder / name, meeting.world
+        part, parts = world.rank, world.size
+        if self.copies is not None:
+            if problem := self.copies.bring(name, meeting):
+                return problem, None
+            part, parts = self.copies.disks.share(world.rank)
         if problem := _first(meeting.gather(f"look at {name}", partial(self._look, name))):
             return problem, None
         saved, manifest = read_state(path), read_manifest(path)
         check_precision(str(path), saved, state)
         try:
-            hashes = state.restore(path, saved["optimizer"], group, verify=share(manifest, world.rank, world.size))
+            hashes = state.restore(path, saved["optimizer"], group, verify=share(manifest, part, parts))
         except DifferenceError:
             raise
         except CheckpointError:  # is it the file?
-            part = partial(verify, path, part=world.rank, parts=world.size)
-            if problem := _first(meeting.gather(f"verify {name}", partial(_broken, part))):
+            check = partial(verify, path, part=part, parts=parts)
+            if problem := _first(meeting.gather(f"verify {name}", partial(_broken, check))):
                 return problem, None
             raise
         problem = _first(meeting.gather(f"compare {name}", partial(_broken, partial(compare, manifest, hashes))))
         return (problem, None) if problem else ("", Found(state=saved, metrics=manifest.metrics))
-
-    def _clean(self) -> list[dict[str, str]]:
-        """Remove what dead attempts left. Returns what is worth saying about it (fields of Rejected)."""
-        remarks = []
-        for leftover in sorted(self.folder.glob("step-*.tmp-*")):
-            problem = "was not finished, and is removed"
-            try:
-                shutil.rmtree(leftover)
-            except OSError as error:
-                problem = f"was not finished, and cannot be removed: {error}"
-            if not leftover.name.endswith(_DELETED):
-                remarks.append({"name": leftover.name, "problem": problem})
-        for probe in self.folder.glob(".probe-*"):
-            if not probe.name.startswith(f".probe-{self._attempt}-"):  # of a rank that died while it tried
-                probe.unlink()
-        latest = self.folder / LATEST
-        target = latest.read_text(encoding="utf-8", errors="replace").strip() if latest.is_file() else ""
-        if target and not (self.folder / target).is_dir():
-            remarks.append({"name": LATEST, "problem": f"names {target}, which is not there"})
-        return remarks
-
-    def _tidy(self, chosen: str | InMemory, broken: list[str]) -> None:
-        """Put broken ones aside, and let `latest` name the one that is used: a kill may have come before that."""
-        for name in broken:
-            (self.folder / name).rename(self.folder / f"{name}.broken-{self._attempt}")
-        if isinstance(chosen, str):
-            self.point_to(chosen)
-
-    def point_to(self, name: str) -> None:
-        """Let `latest` name a checkpoint."""
-        write_durably(self.folder / LATEST, f"{name}\n")
-        fsync(self.folder)
 
     def _begin(self, draft: Draft, unfinished: Path) -> None:
         """Before anybody writes: a place, and room for all of it."""
         if draft.problem is not None:
             raise draft.problem
         unfinished.mkdir(parents=True, exist_ok=True)
-        if draft.layout.rank == 0:
+        if draft.layout.rank == 0 or (self.copies is not None and self.copies.is_holder):
             check_fits(unfinished, draft.layout.size_bytes)
+
+    def _tidy(self, in_use: str | None, broken: list[str]) -> None:
+        """Put broken ones aside, and let `latest` name the one that is used: a kill may have come before that."""
+        self.shelf.put_aside(broken)
+        if in_use is not None:
+            self.shelf.point_to(in_use)
 
     def _complete(
         self, draft: Draft, unfinished: Path, files: Mapping[str, FileInfo], on_complete: Callable[[Saved], None]
     ) -> Saved:
         """On rank 0, when all have written: seal it, give it its name, remove the old ones."""
+        manifest = self._seal(draft, unfinished, files)
+        self.shelf.give_name(unfinished, draft.name)
+        self.shelf.point_to(draft.name)
+        self.shelf.prune()
+        return self._told(draft.name, manifest.size_bytes, on_complete)
+
+    def _seal(self, draft: Draft, unfinished: Path, files: Mapping[str, FileInfo]) -> Manifest:
+        """On rank 0: write what belongs to a checkpoint beside its tensors."""
         small = {**draft.layout.write_list(unfinished), STATE: write_hashed(unfinished / STATE, draft.state)}
         manifest = Manifest(files={**files, **small}, metrics=draft.metrics)
         seal(unfinished, manifest)
-        unfinished.rename(self.folder / draft.name)
-        fsync(self.folder)
-        self.point_to(draft.name)
-        self._prune()
-        saved = Saved(name=draft.name, size_bytes=manifest.size_bytes, best=draft.name == self.best())
+        return manifest
+
+    def _told(self, name: str, size_bytes: int, on_complete: Callable[[Saved], None]) -> Saved:
+        """On rank 0: it is there."""
+        saved = Saved(name=name, size_bytes=size_bytes, best=name == self.best())
         on_complete(saved)
         return saved
-
-    def _prune(self) -> None:
-        """Remove what `keep` and `best` do not hold. Only complete ones count: what is no checkpoint replaces none."""
-        names = complete(self.folder)
-        newest = names[-self._keep :]
-        kept = {*newest, self.best()}
-        try:
-            for name in names:
-                if name not in kept:  # a rename first: half-deleted never looks like broken
-                    (self.folder / name).rename(self.folder / f"{name}{_DELETED}")
-            for path in self.folder.glob("step-*"):
-                aside = _ASIDE.fullmatch(path.name)
-                if path.name.endswith(_DELETED) or (aside is not None and int(aside[1]) < step_of(newest[0])):
-                    shutil.rmtree(path)
-        except OSError as error:  # somebody reads it on a network disk: the training need not end for that
-            print(f"old checkpoints could not be removed, the next save tries again: {error}", flush=True)
 
 
 def check_precision(name: str, saved: Mapping[str, Any], state: TrainingState) -> None:

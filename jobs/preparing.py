@@ -41,7 +41,12 @@ class Saves:
             sizes = self.meeting.gather("add up the stages", lambda: size_bytes)
             size_bytes = sum(sizes) * self.stages // len(sizes)
         check = partial(self.checkpoints.check_room, size_bytes)
-        if warning := self.meeting.decide("find room for a checkpoint", check):
+        copies = self.checkpoints.copies
+        if copies is None:
+            warnings = [self.meeting.decide("find room for a checkpoint", check)]
+        else:
+            warnings = self.meeting.gather("find room for a checkpoint", lambda: check() if copies.is_holder else "")
+        for warning in filter(None, warnings):
             self.report.say(f"WARNING: {warning}")
         return None if self.job.recipe.checkpoint.memory_every is None else self._snapshots(size_bytes)
 

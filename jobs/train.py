@@ -55,6 +55,7 @@ from jobs.report import Reporter
 from jobs.sockets import GroupSockets
 from jobs.state import TrainingState, restore_model
 from jobs.stop import Stopped, StopRequest
+from jobs.store import find_store, use_disks
 from jobs.telling import last_summary, report_end, say_start
 from jobs.tracking import Tracking, patience_s
 from jobs.trainer import Trainer
@@ -126,12 +127,12 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
         check_size(world.size, job.world_sizes)
         run_dir = job.run_dir or RunDir(Path(meeting.decide("place the run", lambda: place_by_hand(job))))
         name = meeting.decide("name the run", lambda: run_id(run_dir, os.environ))
-        memory = Memory.from_env(os.environ, world, run_id=name)
-        checkpoints = make_checkpoints(job, run_dir, name, memory)
-        meeting.gather("try the folder of the checkpoints", lambda: checkpoints.check_writable(world.rank))
+        checkpoints = make_checkpoints(job, run_dir, name, Memory.from_env(os.environ, world, run_id=name))
+        disks = find_store(job, checkpoints, meeting)
         prepare_once(source, meeting)
     with here.sockets.watch():
         group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
+    use_disks(job, checkpoints, disks, run_dir, group)
     marks.at(Phase.START, 0)  # not before: preparing the data may take hours, and the others say that they wait
 
     data = source.load()

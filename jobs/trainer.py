@@ -389,7 +389,7 @@ class Trainer:
         parts.report.say(f"eval at step {self.progress.step}: " + "  ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
         if was_saved:
             self._await_save()
-            if self._saved and parts.world.rank == 0:
+            if self._saved:
                 parts.checkpoints.add_metrics(self.progress)
         return True
 
