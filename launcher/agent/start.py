@@ -35,7 +35,9 @@ def _load(name: str, folder: Path) -> None:
 def main() -> NoReturn:
     """`start.py --zygote FD MODULES...`, `start.py --relay`, `start.py --devices ORDER`, or the agents of a run.
 
-    `start.py --detached ...` are the same agents, without the connection that has started them.
+    `start.py --detached ...` are the same agents, without the connection that has started them;
+    `start.py --home ...` tells the machine that has launched them what is new here;
+    `start.py --rented URL ...` is the agent of a node on a machine that is taken down after the run.
     """
     load_package()
     if sys.argv[1:2] == ["--zygote"]:
@@ -50,11 +52,23 @@ def main() -> NoReturn:
         from launcher.agent import devices
 
         devices.main(sys.argv[2])
+    if sys.argv[1:2] == ["--home"]:
+        from launcher.agent import home
+
+        home.main(sys.argv[2:])
     if sys.argv[1:2] == ["--detached"]:
         from launcher.agent import detached
 
         del sys.argv[1]
         detached.detach(sys.argv[1:])
+    if sys.argv[1:2] == ["--rented"]:
+        from launcher.agent import rented
+
+        rented.run_rented(sys.argv[2], sys.argv[3:])
+    if sys.argv[1:2] == ["--copy-record"]:
+        from launcher.agent import rented
+
+        rented.copy_record(*sys.argv[2:5])
     from launcher.agent import __main__ as agents
 
     agents.main()

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from launcher.executors.machines import Done, Unreachable
 from launcher.planning import calls
@@ -81,20 +82,35 @@ class SshMachine:
         """The destination."""
         return self._name
 
-    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float) -> Done:  # noqa: A002 - as subprocess
-        """Run a command there, by the login shell, which gets it quoted. Raises Unreachable."""
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",  # noqa: A002 - as subprocess
+        source: IO[bytes] | None = None,
+        target: IO[bytes] | None = None,
+        timeout_s: float,
+    ) -> Done:
+        """Run a command there, by the login shell, which gets it quoted. Raises Unreachable.
+
+        source: a file in place of `input`, target: one for the output; what is large need not be in memory.
+        """
         options = [*_OPTIONS.items(), *_kept(self._name, self._config)]
         command = ssh_argv(self._name, argv, config=self._config, options=[f"{key}={value}" for key, value in options])
         # Not a pipe: the process that keeps the connection has it, too, with an older OpenSSH.
         with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+                    command,
+                    stdin=subprocess.PIPE if source is None else source,
+                    stdout=subprocess.PIPE if target is None else target,
+                    stderr=errors,
+                    start_new_session=True,
                 )
             except FileNotFoundError:
                 raise Unreachable("there is no `ssh` on this machine", "install OpenSSH's client") from None
             try:
-                out, _ = calls.answer(process, limit_s=timeout_s, told=input)
+                out, _ = calls.answer(process, limit_s=timeout_s, told=None if source is not None else input)
             except subprocess.TimeoutExpired:
                 sentence = f"{self._name}: it has not answered within {timeout_s:.0f} s"
                 raise Unreachable(sentence, "is it switched on, and not out of memory or of processes?") from None
@@ -105,7 +121,7 @@ class SshMachine:
             err = errors.read()
         if process.returncode == _FAILED:
             raise self._unreachable(err.decode(errors="replace"))
-        return Done(process.returncode if process.returncode >= 0 else 128 - process.returncode, out, err)
+        return Done(process.returncode if process.returncode >= 0 else 128 - process.returncode, out or b"", err)
 
     def _unreachable(self, said: str) -> Unreachable:
         lines = [line.strip().removeprefix("ssh: ") for line in said.splitlines() if line.strip()]

@@ -28,7 +28,8 @@ except ImportError:
     found["missing"] = sys.argv[1:]
 with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
     low, high = map(int, file.read().split())
-for port in random.sample([port for port in range(20000, 32000) if not low <= port <= high] or list(range(1025, low)), 50):
+ports = [port for port in range(20000, 32000) if not low <= port <= high] or list(range(1025, low))
+for port in random.sample(ports, 50):
     trial = socket.socket()
     try:
         trial.bind(("", port))
