@@ -26,6 +26,7 @@ from launcher.agent.effects import Effect, Finish, Leave, Record, Say, Send
 from launcher.agent.limits import Limit
 from launcher.agent.members import SILENCE_S, Members, listed
 from launcher.agent.patience import Limits
+from launcher.agent.preflight import Preflight, Report
 from launcher.agent.rescue import Rescue
 from launcher.agent.restarts import decide
 from launcher.agent.stopping import Stopping
@@ -80,6 +81,8 @@ class Head:
     attempt: int = 0
     """The last one that was started."""
     restarts: int = 0
+    all_signalled: bool = False
+    """Whether who stops the run signals all its processes at once, so that an agent hears it twice."""
     allocation: int | None = None
     """Its number, in a SLURM job: a stop, or a node that stays away, ends that and not the run. What follows is for the
     batch side to say."""
@@ -93,6 +96,8 @@ class Head:
     """Adds to a failure what is known here of where in the training it came."""
     watch: Watch = field(default_factory=lambda: Watch(limits=Limits()))
     """Whether the workers get on."""
+    preflight: Preflight | None = None
+    """What comes before the first attempt on several nodes. None: nothing does."""
     phase: Phase = Phase.JOINING
     first_failure: Failure | None = None
     """Of the last attempt that was started."""
@@ -146,6 +151,22 @@ class Head:
             node.heard_at_s = self.now_s  # by the head before this one
         return self.lost(0, "its process ended")
 
+    def recall(self, node: int, host: str, *, attempt: int, restarts: int, holds: int | None) -> list[Effect]:
+        """An agent that joins knows of an attempt that this head has no record of: the disk of node 0 was lost.
+
+        Call it before `joined`. The numbers of the attempts go on; what its workers hold, if they hold that attempt, is
+        kept as after any other loss of node 0.
+        """
+        if attempt <= self.attempt or self.attempt_here:
+            return []
+        self.attempt, self.restarts = attempt, max(self.restarts, restarts)
+        text = f"the record of this run was lost here; node {node} ({host}) knows of attempt {attempt}"
+        effects: list[Effect] = [Record("record_lost", {"attempt": attempt, "known_by": node, "host": host}), Say(text)]
+        if holds != attempt:
+            return effects
+        own = self.members.nodes[0].host
+        return [*effects, *self.succeed(), *self.joined(0, own)]
+
     def joined(self, node: int, host: str, *, holds: int | None = None) -> list[Effect]:
         """An agent has connected as this node. holds: the attempt of the workers that it has, if it has any."""
         member = self.members.nodes[node]
@@ -195,6 +216,12 @@ class Head:
             return []  # said before it knew of the start
         self.members.nodes[node].ready = True
         return self._advance()
+
+    def preflighted(self, node: int, report: Report) -> list[Effect]:
+        """A node has said what it gives, or whom it reaches."""
+        if self.preflight is None or self.phase is not Phase.JOINING:
+            return []
+        return self._after_preflight(self.preflight.heard(node, report, self.now_s))
 
     def done(self, node: int, attempt: int, exit_codes: Mapping[int, int]) -> list[Effect]:
         """All workers of a node have ended by themselves, each with 0 or 75."""
@@ -287,6 +314,8 @@ class Head:
             return effects + self.failed(failure)
         if self.phase is Phase.STOPPING and takes_part:
             return effects + self._save_and_end(self._stop.end(saved=False))
+        if self.preflight is not None:
+            self.preflight.lost()
         return effects + self._advance()
 
     def stop(self, node: int, reason: str, signum: int, grace_s: float | None = None) -> list[Effect]:
@@ -299,7 +328,7 @@ class Head:
             return []
         if self.allocation is not None and self._stop.requested:
             return self._hurry()
-        if times > 1:
+        if times > 1 and not (self.all_signalled and not self._stop.is_another(self.now_s)):
             return [Say("second request to stop: ending now"), *self._order_end(self._stop.end(saved=False))]
         if self._stop.requested:
             return []
@@ -372,7 +401,8 @@ class Head:
         elif self.phase is Phase.JOINING and self._deadline_s is not None and self.now_s >= self._deadline_s:
             effects += self._order_end(self._stop.end(saved=False))
         elif self.phase is Phase.JOINING:
-            effects += self._advance() or self._wait_for_nodes()
+            begun = [] if self.preflight is None else self._after_preflight(self.preflight.tick(self.now_s))
+            effects += begun or self._advance() or self._wait_for_nodes()
         elif self._deadline_s is not None and self.now_s >= self._deadline_s:
             effects += self._grace_is_over()
         elif self.phase is Phase.RUNNING and self._weighing.is_time(self.now_s):
@@ -405,6 +435,8 @@ class Head:
         if self.phase is Phase.JOINING:
             first = not self.attempt_here
             nodes = self.members.to_start(self.now_s, waited_s=self.now_s - self._since_s, first=first)
+            if nodes is not None and first and len(nodes) > 1 and self.preflight and not self.preflight.is_over:
+                return self.preflight.begin({node: self.members.nodes[node].host for node in nodes}, self.now_s)
             return [] if nodes is None else self._start(nodes)
         if self.phase in (Phase.RUNNING, Phase.STOPPING) and all(member.done is not None for member in of_attempt):
             codes = [code for member in of_attempt for code in (member.done or {}).values()]
@@ -415,6 +447,15 @@ class Head:
             assert self._end is not None
             return self._over(self._end)
         return []
+
+    def _after_preflight(self, effects: list[Effect]) -> list[Effect]:
+        """All is well, and the run begins; or it is over, with the reason."""
+        assert self.preflight is not None
+        if not effects or not self.preflight.is_over:
+            return effects
+        if self.preflight.faults:
+            return effects + self._finish_with(RunState.FAILED, Cause.PREFLIGHT, 1, self.preflight.words)
+        return [*effects, Say(self.preflight.words), *self._advance()]
 
     def _start(self, nodes: tuple[int, ...]) -> list[Effect]:
         self.attempt += 1

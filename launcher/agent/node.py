@@ -21,6 +21,8 @@ from launcher.agent.logs import say
 from launcher.agent.loop import Loop
 from launcher.agent.members import FROZEN_S, RETURN_S, SILENCE_S
 from launcher.agent.office import HeadOffice
+from launcher.agent.preflight_node import NodePreflight
+from launcher.agent.past import attempt_seen
 from launcher.agent.torchrun import TorchrunWorkers
 from launcher.agent.worker import Attempt
 from launcher.agent.workers import Workers
@@ -64,6 +66,8 @@ class NodeAgent:
         self._plan, self._run, self._endpoint, self._allocation = plan, run, head_endpoint, allocation
         self._has_joined = False
         self._loop = Loop()
+        self._seen = {"attempt": attempt_seen(run, node), "restarts": 0}
+        """What this node knows of the attempts, for a head agent whose disk is lost."""
         self._events = EventWriter(run.path, f"node-{node}")
         self._orders: deque[dict[str, Any]] = deque()
         self._head: channel.Connection | None = None
@@ -77,7 +81,8 @@ class NodeAgent:
         self._workers.on_stacks = self._report_stacks
         self._workers.survivors.on_message = self._tell
         self._devices = DeviceWatch(plan, run, node)
-        self._workers.spared = lambda: self._devices.pids
+        self._preflight = NodePreflight(plan, node, self._loop, self._report_preflight)
+        self._workers.spared = lambda: self._devices.pids | self._preflight.pids
         self._loop.on_signals({*_REASONS, *(_WARNINGS if allocation else ())}, self._on_signal)
         self._pending_stops: list[dict[str, Any]] = []
 
@@ -103,6 +108,7 @@ class NodeAgent:
             run_elastic_agent(self)
         else:
             self._run_without_torch()
+        self._preflight.stop()
         self._devices.stop()
 
     def _run_without_torch(self) -> None:
@@ -122,6 +128,7 @@ class NodeAgent:
             self._loop.run_until(lambda: bool(self._orders))
             order = self._orders.popleft()
             if order["type"] == "start":
+                self._seen = {name: order[name] for name in self._seen}
                 return Attempt.from_order(order)
             if order["type"] == "end":
                 return None
@@ -133,6 +140,7 @@ class NodeAgent:
 
     def start_workers(self, attempt: Attempt) -> dict[int, int]:
         """Start one worker per local rank."""
+        self._preflight.stop()
         return self._workers.start(attempt)
 
     def wait_for_order(self) -> bool:
@@ -146,6 +154,7 @@ class NodeAgent:
 
     def kill_workers(self) -> None:
         """End the workers and what they left behind."""
+        self._preflight.stop()
         self._workers.kill()
 
     def exit_codes(self) -> dict[int, int | None]:
@@ -188,7 +197,7 @@ class NodeAgent:
         self._head.on_end = self._on_head_lost
         self._heard_s = time.monotonic()
         join = {"type": "join", "node": self.node, "host": socket.gethostname(), "pid": os.getpid()}
-        self._tell({**join, "holds": self._workers.holding})
+        self._tell({**join, "holds": self._workers.holding, "seen": self._seen})
         for stop in self._pending_stops:
             self._tell(stop)
 
@@ -260,6 +269,10 @@ class NodeAgent:
             self._workers.survivors.keep(message["attempt"], message["rank"], to_disk=to_disk)
         elif kind == "stacks":
             self._workers.show_stacks()
+        elif kind == "preflight":
+            self._preflight.begin(message["nonce"])
+        elif kind == "preflight_go":
+            self._preflight.tell(message["peers"])
         elif kind == "end":
             self.exit_code = message["exit_code"]
             self._orders.append(message)
@@ -283,6 +296,9 @@ class NodeAgent:
 
     def _report_failure(self, failure: Failure, kind: str = "failed") -> None:
         self._tell({"type": kind, "failure": failure.to_record()})
+
+    def _report_preflight(self, report: dict[str, Any]) -> None:
+        self._tell({"type": "preflight", "report": report})
 
     def _report_suspect(self, failure: Failure) -> None:
         self._report_failure(failure, "suspect")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import time
@@ -25,6 +26,7 @@ from launcher.agent.members import FROZEN_S
 from launcher.agent.newest import find_newest
 from launcher.agent.past import past_of
 from launcher.agent.patience import Limits
+from launcher.agent.preflight import Preflight
 from launcher.agent.result import newest_checkpoint, write_result
 from launcher.agent.watch import Watch, places_below
 from launcher.planning.plan import WITH_CLOCK, Plan
@@ -90,10 +92,12 @@ class HeadOffice:
             find_newest=self._find_newest,
             placed=self._placed,
             watch=_watch_of(plan, run),
+            preflight=Preflight(nonce=secrets.token_hex(16)) if plan.preflight else None,
             attempt=past.attempt,
             restarts=past.restarts,
             previous=past.failure,
             allocation=number,
+            all_signalled=plan.sky is not None,
             ends_s=None if allocation is None else allocation.ends_s,
             limit=limit_of(plan, events, now_s=time.monotonic(), time_s=time.time()),
         )
@@ -148,6 +152,8 @@ class HeadOffice:
         self._connections[node], self._agents[node] = connection, (host, message.get("pid"))
         connection.on_message = lambda heard: self._hear(node, heard)
         connection.on_end = lambda reason: self._lost(node, connection, reason)
+        seen = message.get("seen", {"attempt": 0, "restarts": 0})
+        self._do(self._head.recall(node, host, **seen, holds=message.get("holds")))
         self._do(self._head.joined(node, host, holds=message.get("holds")))
 
     def _comes_again(self, node: int, host: str, pid: object) -> bool:
@@ -173,6 +179,8 @@ class HeadOffice:
         kind = message["type"]
         if kind == "ready":
             self._do(head.ready(node))
+        elif kind == "preflight":
+            self._do(head.preflighted(node, message["report"]))
         elif kind == "failed":
             self._do(head.failed(self._placed(Failure.from_record(message["failure"]))))
         elif kind == "suspect":

@@ -1,4 +1,4 @@
-"""What a head agent takes over from those before it: from the events of the run. Pure."""
+"""What a head agent takes over from those before it: from the events of the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.agent.causes import Failure
-from launcher.runs.events import Event
+from launcher.runs.events import Event, read_lines
+from launcher.runs.rundir import RunDir
 from launcher.runs.times import newest_submission
 
 
@@ -38,6 +39,12 @@ def past_of(events: Sequence[Event], *, allocation: int | None) -> Past:
         is_interrupted=bool(here),
         members=tuple(newest.get("members") or ()),
     )
+
+
+def attempt_seen(run: RunDir, node: int) -> int:
+    """The newest attempt that a node has had a worker in, by what its own agent has written; 0: none."""
+    lines = read_lines(run.events / f"node-{node}.jsonl")
+    return max((int(line["attempt"]) for line in lines if line.get("event") == "worker_started"), default=0)
 
 
 def _last_failure(events: Sequence[Event]) -> Failure | None:

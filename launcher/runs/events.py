@@ -15,6 +15,8 @@ batch-<k>, the batch side of a SLURM job, k the number of the allocation from 1:
     this; of an allocation whose batch side was lost, the next one writes it ·
     requeued {allocation, how: requeue|resubmit|chain, cause, ref}, the next allocation is asked for; ref is its job ·
     finished {state, cause, exit_code, reason}, where no head agent could say it, or it does not go on
+keeper-0, on machines that are rented in place of others:
+    requeued {how: rented, cause} · resumed {overrides, code} · submitted {ref}
 node-<k>, the agent of a node:
     node_failed {node, host, cause, exit_code, message}, before it could join: the run ends ·
     agent_started {node, pid, host} · node_bound {node, host, address, cpus, gpus, env} ·
@@ -24,6 +26,7 @@ node-<k>, the agent of a node:
     workers_given_up {node, waited_s}, no head agent was found for so long ·
     progress {attempt, step}, by what rank 0 prints
 head, the head agent:
+    record_lost {attempt, known_by, host}, the disk of node 0 was lost: that node knows of that attempt ·
     node_joined {node, host} · node_lost {node, host, reason} · stranger_refused {peer, reason} ·
     waiting {missing, waited_s} ·
     attempt_started {attempt, master_addr, master_port, nodes, members: [node], resumes_from, allocation}, members only

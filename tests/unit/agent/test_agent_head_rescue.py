@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_agent_head import GRACE_S, all_ready, failure, finish_of, recorded, running, said, sent
+from test_agent_head import GRACE_S, all_ready, failure, finish_of, make_head, recorded, running, said, sent
 
 from launcher.agent.effects import Effect, Send
 from launcher.agent.head import Head, Phase
@@ -373,3 +373,28 @@ class TestStop:
         assert sent(head.stop(1, "TERM", 15))[-1] == ("kill", None)
         head.joined(0, "n0")
         assert finish_of(all_ready(head)).exit_code == (143 if newest == "saved" else 75)
+
+
+def test_a_head_whose_disk_is_lost_goes_on_with_what_the_others_know_and_hold() -> None:
+    head = make_head(rescues=True)
+    head.joined(0, "n0")
+    head.ready(0)
+    effects = head.recall(1, "n1", attempt=4, restarts=2, holds=4)
+    assert recorded(effects) == ["record_lost", "node_lost", "failure", "attempt_ended", "restarting", "node_joined"]
+    assert head.phase is Phase.RESCUING
+    assert sent(head.joined(1, "n1", holds=4)) == [("report", 1)]
+    head.holds(1, 4, {1: 17})
+    assert recorded(head.kept(4, 1, None)) == ["rescued"]
+    assert ("start", None) in sent(all_ready(head))
+    assert (head.attempt, head.restarts) == (5, 3)
+
+
+def test_a_head_whose_disk_is_lost_gives_no_number_of_an_attempt_twice() -> None:
+    head = make_head()
+    head.joined(0, "n0")
+    head.ready(0)
+    assert recorded(head.recall(1, "n1", attempt=4, restarts=0, holds=None)) == ["record_lost"]
+    assert head.recall(1, "n1", attempt=4, restarts=0, holds=None) == [], "once"
+    assert ("start", None) in sent(all_ready(head, join=True))
+    assert head.attempt == 5
+    assert head.recall(1, "n1", attempt=7, restarts=0, holds=7) == [], "it has started one itself"
