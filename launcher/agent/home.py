@@ -21,8 +21,8 @@ FLAG = "--home"
 LAST_BYTES = 4096
 """So many of the bytes before an offset are compared: what was begun anew since is another file."""
 RESULT = "result.json"
-STAYS = ("agent", "code", "hosts")
-"""Folders that came from the other side, or mean this host alone."""
+STAYS = ("agent", "code", "hosts", "replica")
+"""Folders that came from the other side, or mean this host alone, or copy what is of another one."""
 _STAYS = re.compile(
     r"(plan|code|result)-\d+\.json|(plan|code|launch)\.json|(recipe|resolved)\.yaml|token|stop|events/launch-.*"
 )
@@ -84,6 +84,8 @@ def checkpoints_of(run: Path) -> list[str]:
 def _walk(folder: Path, inside: str) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name.startswith("."):
+                continue  # what is written is renamed when it is whole
             path = f"{inside}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 if path not in STAYS and not _UNFINISHED.match(f"{path}/"):

@@ -28,6 +28,9 @@ _LIMIT_S = 2.0 * CONNECT_S
 _START_LIMIT_S = 60.0
 """An interpreter on a file system that is cold takes its time."""
 _MOST_AT_ONCE = 32
+_SIGNALLED = 128
+"""Exit codes above it are of signals."""
+_WORDS_LINES = "40"
 _ALIVE = r"""
 alive() {
     read -r pid start boot <"$1.pid" 2>/dev/null || return 1
@@ -104,6 +107,11 @@ class SshPlaces:
         done = self._try(node, _SIGNAL, signal_name(signum).removeprefix("SIG"))
         return done is not None and done.code == 0
 
+    def words(self, node: int) -> str:
+        """The last lines of its log."""
+        done = self._try(node, 'exec tail -n "$2" "$3"', _WORDS_LINES, str(self._run.node_log(node)))
+        return "" if done is None or done.code else done.text
+
     def remove(self, node: int) -> bool:
         """Kill the agent if it lives, and forget who it was."""
         done = self._try(node, _REMOVE)
@@ -139,9 +147,10 @@ class SshPlaces:
         if word == "alive":
             return NodeState(alive=True)
         if word == "ended" and code.isdecimal():
-            return NodeState(alive=False, exit_code=int(code), detail=last.strip() if code != "0" else "")
-        if word in ("lost", "ended"):
-            return NodeState(alive=False, detail=last.strip() or "nobody saw how it ended")
+            detail = last.strip() if code != "0" else ""
+            return NodeState(alive=False, exit_code=int(code), detail=detail, killed=int(code) > _SIGNALLED)
+        if word in ("lost", "ended"):  # with what stood beside it: by hand, or its machine was started anew
+            return NodeState(alive=False, detail=last.strip() or "nobody saw how it ended", killed=True)
         if word == "nothing":
             return NodeState(alive=False, there=False)
         return NodeState(alive=None, detail=f"{self._name(node)}: {done.words or f'exit code {done.code}'}")
