@@ -20,7 +20,7 @@ _CARRIED = (".", "agent", "agent/adapters", "planning", "runs")
 def carry_agent(run: RunDir, plan: Plan) -> None:
     """Copy the agent where the plan starts it from the run directory, and the client for a script."""
     starts = plan.agent_argv if plan.slurm is None else (*plan.agent_argv, *plan.slurm.srun)
-    if str(run.agent_start) in starts and plan.executor == "ssh" and plan.worker.kind == "job":
+    if str(run.agent_start) in starts and plan.executor in ("docker", "ssh", "sky") and plan.worker.kind == "job":
         # The training program, too: a host needs nothing of ours, and every node runs the same one.
         for package in (_PACKAGE, _PACKAGE.with_name("jobs")):
             unread = shutil.ignore_patterns("__pycache__")
