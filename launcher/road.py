@@ -279,12 +279,13 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
     if executor == "docker":
         from launcher.executors.docker_probe import probe_docker
 
-        facts = dataclasses.replace(facts, docker=(probe_docker(recipe, gpus=bool(facts.gpus)),))
+        facts = dataclasses.replace(facts, docker=(probe_docker(recipe, gpus=bool(facts.gpus), folder=str(folder)),))
     if executor == "ssh":
         from launcher.executors.ssh_probe import ask_hosts
 
         python = recipe.ssh.python or (recipe.python if recipe.is_script else None) or facts.python
-        facts = dataclasses.replace(facts, ssh=ask_hosts(recipe, python=python, root=Path(root)))
+        hosts = ask_hosts(recipe, python=python, workdir=recipe.workdir or facts.cwd, root=Path(root))
+        facts = dataclasses.replace(facts, ssh=hosts)
     return dataclasses.replace(facts, after_job=job)
 
 

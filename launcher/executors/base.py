@@ -22,6 +22,9 @@ EXECUTORS = {
     "local": "launcher.executors.local:LocalExecutor",
     "slurm": "launcher.executors.slurm:SlurmExecutor",
     "here": "launcher.executors.here:HereExecutor",
+    "ssh": "launcher.executors.ssh:SshExecutor",
+    "docker": "launcher.executors.docker:DockerExecutor",
+    "sky": "launcher.executors.sky:SkyExecutor",
 }
 """Name of `--on` -> where its class is, imported on use. A profile is no executor: it names one.
 

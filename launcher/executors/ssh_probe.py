@@ -26,7 +26,7 @@ _MOST_AT_ONCE = 32
 _NEEDED_BYTES = 100 << 20
 
 
-def ask_hosts(recipe: Recipe, *, python: str, root: Path) -> tuple[SshHost, ...]:
+def ask_hosts(recipe: Recipe, *, python: str, workdir: str, root: Path) -> tuple[SshHost, ...]:
     """What is true on the hosts that the recipe needs. root: where run directories are made, here as there.
 
     Raises Refused with every reason why one of them will not do. Leaves nothing behind, here or there.
@@ -34,7 +34,7 @@ def ask_hosts(recipe: Recipe, *, python: str, root: Path) -> tuple[SshHost, ...]
     destinations = recipe.ssh.hosts[: recipe.resources.max_nodes]
     kind = "script" if recipe.is_script else "job"
     with _token(root) as token:
-        argv = ask_argv(token=str(token), python=python, kind=kind, folder=str(root))
+        argv = ask_argv(token=str(token), python=python, kind=kind, workdir=workdir, folder=str(root))
 
         def ask(destination: str) -> SshHost | Problem:
             return _ask(destination, argv, config=recipe.ssh.config, python=python)

@@ -22,7 +22,7 @@ from launcher.planning.program import placeholders_of
 from launcher.planning.sky import SkyJob, cwd_on_sky, grace_on_sky, plan_sky, python_on_sky, shape_on_sky
 from launcher.planning.slurm import Job, grace_of, plan_slurm
 from launcher.planning.slurm_nodes import NodeShape, nodes_of_job, on_node, shape_nodes
-from launcher.planning.ssh import nodes_on_hosts, on_hosts, plan_ssh, shape_of_host
+from launcher.planning.ssh import cwd_on_hosts, nodes_on_hosts, on_hosts, plan_ssh, shape_of_host
 from launcher.planning.topology import (
     Device,
     Finding,
@@ -121,6 +121,8 @@ def decide(
     interpreters, facts = _interpreters(recipe, facts, executor, remarks, refusals)
     layout = _lay_out(loaded, facts, executor, remarks)
     paths = _paths(loaded, facts, run_id=run_id, runs_dir=runs_dir)
+    if executor == SSH:
+        paths = dataclasses.replace(paths, cwd=cwd_on_hosts(recipe, facts, paths.cwd, paths.run_dir, remarks))
     if executor == SKY:
         paths = dataclasses.replace(paths, cwd=cwd_on_sky(recipe, paths.run_dir))
     resumable = not recipe.is_script or recipe.resume is not None
@@ -207,7 +209,9 @@ def _interpreters(
     """Who runs what, and the facts as they are for the workers."""
     has_image = executor in (DOCKER, SKY) or (executor in ON_SLURM and recipe.slurm.container is not None)
     if executor == DOCKER:
-        refusals += image_findings(recipe, facts.docker)
+        if found_here := list(image_findings(recipe, facts.docker)):
+            refusals.extend(found_here)
+            refusals = []  # what follows from these is not said once more
         facts = in_image(facts, recipe)
     elif executor == SKY:
         python = python_on_sky(recipe)

@@ -11,13 +11,14 @@ from launcher.planning.codeplan import code_text
 from launcher.planning.parallel import sharing_text
 from launcher.planning.program import JOB_MODULE
 from launcher.planning.slurm import FIRST_ONLY, ends_text
+from launcher.planning.ssh import ssh_argv
 from launcher.planning.worker_env import worker_env
 from launcher.recipe.schema import ParallelismSection
-from launcher.wording import count, duration, ranges
+from launcher.wording import count, duration, ranges, shortened
 
 if TYPE_CHECKING:
     from launcher.planning.facts import Facts
-    from launcher.planning.plan import EnvVar, NodePlan, Plan, SlurmPlan
+    from launcher.planning.plan import EnvVar, HostsPlan, NodePlan, Plan, SkyPlan, SlurmPlan
 
 MANY_NODES = 8
 """Beyond this many, the first two and the last stand for all."""
@@ -47,6 +48,10 @@ def render_plan(plan: Plan, facts: Facts | None = None, *, verbose: bool = False
 def _started_by(plan: Plan) -> list[list[str]]:
     """The commands: of the agents, and the same by hand."""
     slurm = plan.slurm
+    if plan.sky is not None:
+        return _on_rented(plan.sky)
+    if plan.hosts is not None:
+        return _on_machines(plan, plan.hosts)
     if slurm is None:
         return [
             _titled("Agent", [shlex.join(plan.agent_argv)]),
@@ -65,6 +70,33 @@ def _started_by(plan: Plan) -> list[list[str]]:
         _titled("It starts one agent per node by", [shlex.join(slurm.srun)]),
         _titled("The same by hand, inside an allocation", plan.torchrun),
     ]
+
+
+def _on_rented(sky: SkyPlan) -> list[list[str]]:
+    """The task of SkyPilot, and the commands around it."""
+    kept = sky.store or "on the machines alone: it is copied from there, before they are taken down"
+    rows = [["stop", shlex.join(sky.stop)], ["take down", shlex.join(sky.remove) or "by SkyPilot's jobs controller"]]
+    rows += [["output", shlex.join(sky.logs)], ["record", kept], *([["price", sky.price]] if sky.price else [])]
+    return [
+        _titled(f"Task, submitted by `{shlex.join(sky.submit)}`", sky.task.splitlines()),
+        _titled("Then", _table(rows)),
+    ]
+
+
+def _on_machines(plan: Plan, hosts: HostsPlan) -> list[list[str]]:
+    """The line of each node, as it is run on its machine, and what is run around them here."""
+    config = (plan.recipe.get("ssh") or {}).get("config")
+    lines = []
+    for node in hosts.nodes:
+        line = ssh_argv(node.machine, node.start, config=config) if node.machine else node.start
+        lines.append(shlex.join(line))
+    blocks = [_titled("Before", [shlex.join(argv) for argv in hosts.before])] if hosts.before else []
+    blocks.append(_titled("Nodes, each started by", _some(lines)))
+    if not hosts.shared:
+        text = "the hosts do not see it here: it is copied there by ssh and tar, and comes home while it runs"
+        blocks.append(_titled("Run directory", [text]))
+    blocks += [_titled("After", [shlex.join(argv) for argv in hosts.after])] if hosts.after else []
+    return [*blocks, _titled("The same by hand, one line per node", _some(plan.torchrun))]
 
 
 def _job(plan: Plan, slurm: SlurmPlan) -> list[str]:
@@ -141,6 +173,13 @@ def _where(plan: Plan) -> str:
     if plan.slurm is not None:
         place = f"partition {plan.slurm.partition}" if plan.slurm.partition else "the default partition"
         return "slurm: " + place if plan.slurm.script else "here: the allocation that this is in"
+    if plan.sky is not None:
+        kind = "a managed job" if plan.sky.managed else "a cluster"
+        return f"sky: {kind} of SkyPilot, {plan.sky.name}"
+    if plan.hosts is not None:
+        machines = [node.machine for node in plan.hosts.nodes]
+        where = shortened(", ".join(machines), 60) if any(machines) else "this machine"
+        return f"{plan.executor}: {count(len(machines), 'node')} on {where}"
     return "local: " + (
         "this machine" if len(plan.nodes) == 1 else f"{len(plan.nodes)} nodes on this machine, {len(plan.nodes)} agents"
     )
@@ -167,6 +206,8 @@ def _values(plan: Plan, *, verbose: bool) -> list[str]:
     shown = [item for item in plan.values if verbose or item.origin != "default"]
     if plan.slurm is None:  # what a recipe says to SLURM stays in it, and counts elsewhere
         shown = [item for item in shown if not item.key.startswith("slurm.")]
+    if plan.sky is None:
+        shown = [item for item in shown if not item.key.startswith("sky.")]
     return _table([[item.key, _text(item.value), item.origin] for item in shown])
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.planning.interpreters import Interpreter
-from launcher.planning.plan import HostNode, HostsPlan, NodePlan, local_agent_argv, node_agent_argv
+from launcher.planning.plan import CODE, HostNode, HostsPlan, NodePlan, local_agent_argv, node_agent_argv
 from launcher.planning.slurm_nodes import NodeShape, device_of_node
 from launcher.planning.topology import Finding, Remarks
 from launcher.wording import count, duration
@@ -124,6 +124,23 @@ def head_address(recipe: Recipe, hosts: Sequence[SshHost]) -> str:
         cables = [each for each in first.facts.interfaces if not each.is_virtual and each.addresses]
         return cables[0].addresses[0] if cables else first.address
     return first.address
+
+
+def cwd_on_hosts(recipe: Recipe, facts: Facts, cwd: str, run_dir: str, remarks: Remarks) -> str:
+    """Where the workers run: as on this machine; where a host has no such folder, in the run directory.
+
+    A script without a copy there has nothing to run.
+    """
+    lacking = next((host.destination for host in facts.ssh if not host.has_workdir), None)
+    if lacking is None:
+        return cwd
+    if not recipe.is_script:
+        return run_dir
+    if facts.code is not None and not facts.code.snapshot:
+        message = f"workdir: {lacking} has no {cwd}, and the code is not copied: {facts.code.reason}"
+        hint = "a git repository of at most 50 MB is copied to the hosts; or the same folder on each of them"
+        remarks.problems.append(Finding("workdir", message, hint))
+    return f"{run_dir}/{CODE}"
 
 
 def plan_ssh(recipe: Recipe, facts: Facts, remarks: Remarks, *, run_id: str, run_dir: str, python: str) -> HostsPlan:

@@ -45,13 +45,14 @@ print("launch-python " + json.dumps(found))
 _ASK = r"""
 printf 'launch-ssh address %s\n' "$SSH_CONNECTION"
 [ -e "$1" ] && echo 'launch-ssh shared'
+[ -d "$5" ] && echo 'launch-ssh workdir'
 if command -v "$2" >/dev/null 2>&1; then
     out=$(cd / && "$2" -c "$3" $4 2>&1 </dev/null); code=$?
     printf '%s\n' "$out"
     [ $code = 0 ] || printf 'launch-ssh python-fault %s: %s\n' "exit code $code" "$(printf '%s\n' "$out" | tail -n 1)"
 else echo 'launch-ssh python-fault there is no such program'
 fi
-shift 4
+shift 5
 exec "$@"
 """
 
@@ -76,17 +77,19 @@ class SshHost:
     """One that was free."""
     shared: bool = False
     """Whether it sees the folder of the runs as the machine that launches does: by a file that was written there."""
+    has_workdir: bool = False
+    """Whether there is a folder by the path of the workers' own."""
     clock_ahead_s: float | None = None
     """Of the clock of the machine that launches."""
 
 
-def ask_argv(*, token: str, python: str, kind: str, folder: str) -> tuple[str, ...]:
+def ask_argv(*, token: str, python: str, kind: str, workdir: str, folder: str) -> tuple[str, ...]:
     """The command whose output `ssh_host` reads.
 
-    token: a file that was written beside the runs. folder: where run directories are made.
+    token: a file that was written beside the runs. folder: where run directories are made. workdir: of the workers.
     """
     modules = " ".join(MODULES[kind])
-    return ("sh", "-c", _ASK, "launch-ask", token, python, _ASK_PYTHON, modules, *probe_argv((folder,)))
+    return ("sh", "-c", _ASK, "launch-ask", token, python, _ASK_PYTHON, modules, workdir, *probe_argv((folder,)))
 
 
 def ssh_host(destination: str, answer: str, *, python: str, asked_s: float, answered_s: float) -> SshHost:
@@ -106,6 +109,7 @@ def ssh_host(destination: str, answer: str, *, python: str, asked_s: float, answ
         python_fault="" if asked else said.get("python-fault", "it says nothing"),
         port=asked.get("port"),
         shared="shared" in said,
+        has_workdir="workdir" in said,
         clock_ahead_s=None if facts.clock_s is None else round(facts.clock_s - middle_s, 3),
     )
 
