@@ -218,7 +218,7 @@ def record_refused(run: RunDir, error: Refused) -> None:
 
 def returns_at_once(executor: Executor) -> bool:
     """Whether a launch in this place does not stay with the run, unless it is told to: a queue may take days."""
-    return executor.name == "slurm"
+    return executor.name in ("slurm", "sky")
 
 
 def other_place(where: str | None) -> Whereto | None:
@@ -407,6 +407,6 @@ def refuse(executor: Executor, plan: Plan, *, dry_run: bool = False) -> tuple[st
         raise RecipeError(leaks)
     if not (problems := executor.check(plan)):
         return ()
-    if dry_run and executor.name == "slurm":
+    if dry_run and executor.name in ("slurm", "sky"):
         return tuple(f"would be refused: {problem}" for problem in problems)
     raise Refused(problems)

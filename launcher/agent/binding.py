@@ -142,7 +142,8 @@ def _way(
     node: int, *, host: str, head: str, known: tuple[Address, ...], leads_to: Callable[[str], str | None]
 ) -> tuple[str, str]:
     """By which address and interface of this node the others are reached. Raises NodeError where there is none."""
-    address = head if node == 0 else leads_to(head)
+    is_name = ":" not in head and not head.replace(".", "").isdecimal()
+    address = head if node == 0 and not is_name else leads_to(head)
     if address is None:
         raise NodeError(f"no way leads to the head node at {head}; interfaces here: {addresses.listed(known)}")
     interface = addresses.interface_of(address, known)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from launcher import redact
-from launcher.agent import addresses, allocation, binding, channel, memory, proc, scratch, zygote
+from launcher.agent import addresses, allocation, binding, channel, memory, proc, scratch, secrets_file, zygote
 from launcher.agent.allocation import Allocation
 from launcher.agent.binding import NodeError
 from launcher.agent.logs import say
@@ -55,7 +55,11 @@ def run_node(run: RunDir, node: int, head: tuple[str, int], *, setup_done: bool 
     head: address and port of the head agent, which is the agent of node 0 and listens there.
     """
 
+    missing = secrets_file.take()  # before anything else: whatever is started from here on has them
+
     def place(plan: Plan) -> _Place:
+        if missing:
+            raise NodeError(missing)
         if not 0 <= node < len(plan.nodes):
             raise NodeError(f"--node {node}: the plan has the nodes 0 to {len(plan.nodes) - 1}")
         return _Place(node=node, head=head, allocation=None)

@@ -103,7 +103,7 @@ def observe_jobs(refs: Sequence[str]) -> dict[str, Observation]:
     return seen
 
 
-_ASK_EVERY_S = {"slurm": 3.0}
+_ASK_EVERY_S = {"slurm": 3.0, "sky": 20.0}
 """How often a place is asked about a job that is waited for: each question to a scheduler is one to all its users."""
 
 

@@ -14,6 +14,7 @@ from launcher.executors.docker_words import refusal
 from launcher.executors.machines import Done, Machine, ThisMachine, Unreachable
 from launcher.executors.places import NodeState
 from launcher.planning.docker import SECRETS_FILE, SECRETS_FOLDER
+from launcher.runs.states import is_signal
 from launcher.wording import signal_name
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ ASK_S = 30.0
 START_S = 180.0
 PULL_S = 3600.0
 _STATE = "{{json .Name}} {{json .State}}"
-_KILLED = 128 + signal.SIGKILL
+_WITH_THE_ENGINE = 255
+_KILLED = (128 + signal.SIGKILL, _WITH_THE_ENGINE)
 _WORDS_LINES = "40"
 
 
@@ -127,7 +129,7 @@ class DockerPlaces:
         if len(seen) < len(names) and not _all_missing(done, len(names) - len(seen)):
             detail = refusal(done.words, machine=machine.name).message
             return {node: NodeState(alive=None, detail=detail) for node in nodes}
-        gone = NodeState(alive=False, there=False, detail="its container was removed")
+        gone = NodeState(alive=False, there=False, killed=True, detail="its container was removed")
         return {node: state_of(seen[name]) if name in seen else gone for name, node in names.items()}
 
     def _remove(self, machine: Machine, host: HostNode) -> bool:
@@ -160,17 +162,7 @@ class DockerPlaces:
         return self._machines[name]
 
     def _problem(self, done: Done, *, what: str, machine: str = "") -> Problem:
-        image = next((each.image for each in [_image_of(self._plan)] if each.image), "")
-        return refusal(done.words, machine=machine, image=image, what=what)
-
-
-class _Image:
-    def __init__(self, image: str) -> None:
-        self.image = image
-
-
-def _image_of(plan: Plan) -> _Image:
-    return _Image(str((plan.recipe.get("docker") or {}).get("image") or f"launcher:{plan.device}"))
+        return refusal(done.words, machine=machine, image=self._hosts.image, what=what)
 
 
 def state_of(state: Mapping[str, Any]) -> NodeState:
@@ -179,27 +171,23 @@ def state_of(state: Mapping[str, Any]) -> NodeState:
     if status in ("running", "paused", "restarting"):
         return NodeState(alive=True, detail="paused" if status == "paused" else "")
     error = str(state.get("Error") or "")
-    detail = "out of memory" if state.get("OOMKilled") else error
     if status == "created" and not error:
         return NodeState(alive=True)  # it is being started
-    return NodeState(alive=False, exit_code=code if isinstance(code, int) else None, detail=detail)
+    exit_code = code if isinstance(code, int) else 1
+    return NodeState(
+        alive=False, exit_code=exit_code, killed=exit_code in _KILLED, detail=_how_ended(exit_code, state, error)
+    )
 
 
-def how_ended(state: NodeState) -> str:
-    """In words: of a container that has ended."""
-    if not state.there:
-        return "was removed"
-    code = state.exit_code
-    if state.detail == "out of memory":
-        return "was killed: out of memory (the limit of its container, or of its machine)"
-    if code is not None and 128 < code <= 128 + signal.SIGRTMAX:
-        return f"was killed by {signal_name(code - 128)}"
-    return f"ended with exit code {code}" + (f": {state.detail}" if state.detail else "")
-
-
-def was_killed(state: NodeState) -> bool:
-    """Whether something from outside has ended it, which another container may be spared."""
-    return not state.there or state.exit_code == _KILLED
+def _how_ended(code: int, state: Mapping[str, Any], error: str) -> str:
+    """In words, of a container that has ended by itself or was killed; empty in order."""
+    if state.get("OOMKilled"):
+        return "its container was killed: out of memory"
+    if code == _WITH_THE_ENGINE:
+        return "its container ended with its engine, or with the machine"
+    if is_signal(code):
+        return f"its container was killed by {signal_name(code - 128)}"
+    return f"its container ended with exit code {code}" + (f": {error}" if error else "") if code else ""
 
 
 def _read_states(text: str) -> Iterator[tuple[str, dict[str, Any]]]:

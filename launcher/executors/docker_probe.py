@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.executors.docker_words import refusal
 from launcher.executors.machines import NOT_FOUND, Done, Machine, ThisMachine, Unreachable
-from launcher.planning.docker import image_of
+from launcher.planning.docker import image_of, mount_text, read_mount
 from launcher.planning.docker_facts import INFO, PROBE, DockerFacts, read_info, read_probe
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ _DEVICES = ("/dev/infiniband",)
 _NO_IMAGE = "no such image"
 
 
-def probe_docker(recipe: Recipe, *, gpus: bool, machine: Machine | None = None) -> DockerFacts:
-    """Ask the engine of a machine (this one), and the image of the recipe for its Python and packages."""
+def probe_docker(recipe: Recipe, *, gpus: bool, folder: str, machine: Machine | None = None) -> DockerFacts:
+    """Ask the engine of a machine (this one), and the image of the recipe for its Python and packages.
+
+    folder: where relative mounts begin.
+    """
     there = ThisMachine() if machine is None else machine
     known: dict[str, Any] = {"image": image_of(recipe, gpus=gpus), "machine": there.name}
     known |= {"uid": os.getuid(), "gid": os.getgid(), "free_port": _free_port()}
@@ -35,7 +39,7 @@ def probe_docker(recipe: Recipe, *, gpus: bool, machine: Machine | None = None) 
         info = ask_engine(there)
         if isinstance(info, str):
             return DockerFacts(**known, fault=info)
-        return DockerFacts(**known, **info, **_ask_image(there, recipe, known["image"]))
+        return DockerFacts(**known, **info, **_ask_image(there, recipe, known["image"], folder))
     except Unreachable as error:
         return DockerFacts(**known, fault=error.sentence)
 
@@ -73,17 +77,17 @@ def engine_problem(machine: Machine) -> Problem | None:
     return refusal(said, machine=machine.name)
 
 
-def _ask_image(machine: Machine, recipe: Recipe, image: str) -> dict[str, Any]:
+def _ask_image(machine: Machine, recipe: Recipe, image: str, folder: str) -> dict[str, Any]:
     done = machine.run(
         ["docker", "image", "inspect", "--format", "{{json .Config.Entrypoint}}", image], timeout_s=ASK_S
     )
     if done.code:
         return {"has_image": False} if _NO_IMAGE in done.words.lower() else {"fault": done.words}
-    import json
-
     found: dict[str, Any] = {"has_image": True, "entrypoint": tuple(json.loads(done.text) or ())}
     python = recipe.python or "python3"
-    answer = _run_probe(machine, image, python)
+    mounts = [mount for text in recipe.docker.mounts if (mount := read_mount(text, folder))]
+    more = [*(word for mount in mounts for word in ("--mount", mount_text(mount))), *recipe.docker.args]
+    answer = _run_probe(machine, image, python, more)
     read = read_probe(answer.text, python)
     if read is None:
         return {**found, "fault": f"{python} in it: {answer.words or f'exit code {answer.code}'}"}
@@ -91,11 +95,12 @@ def _ask_image(machine: Machine, recipe: Recipe, image: str) -> dict[str, Any]:
     return {**found, "interpreter": interpreter, "packages": packages}
 
 
-def _run_probe(machine: Machine, image: str, python: str) -> Done:
+def _run_probe(machine: Machine, image: str, python: str, more: Sequence[str]) -> Done:
+    """With the mounts and arguments of the recipe: they may bring packages along."""
     name = f"launch-probe-{os.getpid()}-{time.monotonic_ns()}"
     argv = ["docker", "run", "--rm", "--name", name, "--network", "none", "--pull", "never", "--entrypoint", python]
     try:
-        return machine.run([*argv, image, "-c", PROBE], timeout_s=_PROBE_S)
+        return machine.run([*argv, *more, image, "-c", PROBE], timeout_s=_PROBE_S)
     except Unreachable:
         machine.run(["docker", "rm", "--force", name], timeout_s=ASK_S)
         raise

@@ -34,6 +34,8 @@ class NodeState:
     """A sentence for people, where there is something to say: out of memory, why the machine does not answer."""
     there: bool = True
     """Whether something of it is left there (a container, files) for `remove`."""
+    killed: bool = False
+    """Of one that has ended: whether something from outside did it, so that another one in its place may go on."""
 
 
 class Places(Protocol):
@@ -53,6 +55,9 @@ class Places(Protocol):
 
     def signal(self, node: int, signum: int) -> bool:
         """Send a signal to the agent of a node (see `agent/task.py`). False: it was not there, or not reached."""
+
+    def words(self, node: int) -> str:
+        """The last lines that the agent of a node has printed, where they are not in the run directory already."""
 
     def remove(self, node: int) -> bool:
         """End what is left of a node, at once, and remove it. False: its machine does not answer."""

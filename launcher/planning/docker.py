@@ -120,12 +120,13 @@ def image_findings(recipe: Recipe, docker: Sequence[DockerFacts]) -> Iterator[Fi
     """Why containers of the image, which was asked, cannot run the workers."""
     for each in docker:
         where = f"the image {each.image}" + (f" on {each.machine}" if each.machine else "")
-        if each.has_image and each.interpreter is None and each.fault:
+        if each.has_image and each.interpreter is None:
             yield Finding("docker.image", f"docker.image: {where} cannot be used: {each.fault}")
-        elif not recipe.is_script and each.interpreter is not None and (missing := each.missing()):
-            message = f"docker.image: {where} has no {', '.join(missing)}, which the built-in training program imports"
+        elif each.interpreter is not None and (missing := each.missing(script=recipe.is_script)):
+            what = "which the workers need" if recipe.is_script else "which the built-in training program imports"
             install = f"RUN {each.interpreter.path} -m pip install {' '.join(missing)}"
-            yield Finding("docker.image", message, f"in its Dockerfile: {install}; or an image by docker/Dockerfile")
+            hint = f"in its Dockerfile: {install}; or an image by docker/Dockerfile"
+            yield Finding("docker.image", f"docker.image: {where} has no {', '.join(missing)}, {what}", hint)
 
 
 def plan_docker(
@@ -151,9 +152,9 @@ def plan_docker(
             *_network_flags(network, node.index, made=made),
             *_gpu_flags(node),
             *flags,
-            *(word for mount in (*mounts, own) for word in ("--mount", _mount_text(mount))),
+            *(word for mount in (*mounts, own) for word in ("--mount", mount_text(mount))),
             *recipe.docker.args,
-            image_of(recipe, gpus=bool(facts.gpus)),
+            there.image,
             *node_agent_argv(argv, node.index, (address, port)),
         ]
         stop = ("docker", "stop", "--time", str(_stop_timeout_s(job.grace_s)), name)
@@ -164,6 +165,7 @@ def plan_docker(
         nodes=tuple(started),
         head_address=address,
         head_port=port,
+        image=there.image,
         network=network if made else "",
         before=(*pull, *make),
         after=(("docker", "network", "rm", network),) if made else (),
@@ -268,7 +270,7 @@ def _mounts(recipe: Recipe, job: Containers, remarks: Remarks) -> Iterator[Mount
 
 
 def read_mount(text: str, folder: str) -> Mount | None:
-    """`/data`, `data:/data`, `/data:/mnt:ro`; None where that is something else. Not named `ro`, it is to be written."""
+    """`/data`, `data:/data`, `/data:/mnt:ro`; None for anything else. Without `ro` it can be written to."""
     parts = text.split(":")
     options = parts.pop() if parts[1:] and parts[-1] in ("ro", "rw") else "rw"
     if not 1 <= len(parts) <= 2 or not all(parts):
@@ -280,7 +282,7 @@ def read_mount(text: str, folder: str) -> Mount | None:
     return Mount(source=source, target=posixpath.normpath(target), read_only=options == "ro")
 
 
-def _mount_text(mount: Mount) -> str:
+def mount_text(mount: Mount) -> str:
     """One value of `--mount`, a line of CSV."""
     fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
     line = io.StringIO()

@@ -67,9 +67,10 @@ class DockerFacts:
         """Whether the image starts what it is told below a process 1 that only passes signals on."""
         return bool(self.entrypoint) and self.entrypoint[0].rpartition("/")[2] in _INITS
 
-    def missing(self) -> list[str]:
-        """Packages that the training program imports and the image has not."""
-        return [name for name in _OF_JOBS if self.packages is not None and name not in self.packages]
+    def missing(self, *, script: bool) -> list[str]:
+        """Packages that the workers import and the image has not: of a script torch alone is known."""
+        wanted = ("torch",) if script else _OF_JOBS
+        return [name for name in wanted if self.packages is not None and name not in self.packages]
 
 
 def docker_from_json(raw: Sequence[dict[str, Any]]) -> tuple[DockerFacts, ...]:

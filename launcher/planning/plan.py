@@ -216,6 +216,8 @@ class HostsPlan:
     """Of node 0, by which the other nodes reach it: an address, or a name that they know."""
     head_port: int
     """Of the head agent there."""
+    image: str = ""
+    """Of the containers."""
     network: str = ""
     """The Docker network that is made for the run; empty: none."""
     before: tuple[tuple[str, ...], ...] = ()
@@ -308,6 +310,8 @@ class Plan:
     env_unset: tuple[str, ...] = ()
     """Names to take out of the inherited environment: old spellings, forwarded in `env` under the new ones."""
     limits: Limits
+    preflight: bool = False
+    """Whether the nodes are measured, and reach for each other, before the first attempt."""
     resumable: bool
     """Whether a restart can go on from a checkpoint. Where it cannot, nothing is restarted."""
     rescue: bool = False

@@ -82,6 +82,11 @@ class RunDir:
         return self.hosts / f"node-{node}.exit"
 
     @property
+    def watcher(self) -> Path:
+        """Who watches the nodes of a run on Docker or ssh, and is locked by it."""
+        return self.path / "watcher.json"
+
+    @property
     def slurm(self) -> Path:
         """On SLURM: the batch script of each submission, as it was submitted, and the scheduler's own output."""
         return self.path / "slurm"
