@@ -21,8 +21,8 @@ from launcher.agent.logs import say
 from launcher.agent.loop import Loop
 from launcher.agent.members import FROZEN_S, RETURN_S, SILENCE_S
 from launcher.agent.office import HeadOffice
-from launcher.agent.preflight_node import NodePreflight
 from launcher.agent.past import attempt_seen
+from launcher.agent.preflight_node import NodePreflight
 from launcher.agent.torchrun import TorchrunWorkers
 from launcher.agent.worker import Attempt
 from launcher.agent.workers import Workers

@@ -35,6 +35,7 @@ def _load(name: str, folder: Path) -> None:
 def main() -> NoReturn:
     """`start.py --zygote FD MODULES...`, `start.py --relay`, `start.py --devices ORDER`, or the agents of a run.
 
+    `start.py --preflight ORDER` measures a node before a run;
     `start.py --detached ...` are the same agents, without the connection that has started them;
     `start.py --home ...` tells the machine that has launched them what is new here;
     `start.py --rented URL ...` is the agent of a node on a machine that is taken down after the run.
@@ -52,6 +53,10 @@ def main() -> NoReturn:
         from launcher.agent import devices
 
         devices.main(sys.argv[2])
+    if sys.argv[1:2] == ["--preflight"]:
+        from launcher.agent import preflight_node
+
+        preflight_node.main(sys.argv[2])
     if sys.argv[1:2] == ["--home"]:
         from launcher.agent import home
 

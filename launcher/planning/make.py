@@ -99,6 +99,7 @@ def _written_down(
         limits=_limits(recipe, facts, decided),
         rescue=decided.rescue,
         resumable=decided.resumable,
+        preflight=recipe.faults.preflight and recipe.resources.max_nodes > 1,
         agent_argv=_agent_argv(decided),
         slurm=decided.slurm,
         hosts=decided.hosts,
@@ -121,6 +122,8 @@ def _agent_argv(decided: Decisions) -> tuple[str, ...]:
 
 
 def _by_hand(plan: Plan, loaded: LoadedRecipe, facts: Facts, decided: Decisions) -> Iterator[str]:
+    if plan.sky is not None:
+        return iter(())  # by hand it is SkyPilot's own command
     overrides = _overrides(loaded, facts, plan)
     torchrun = ("torchrun",) if decided.interpreters.own else (plan.worker.python, "-m", "torch.distributed.run")
     how = torchrun_lines if plan.slurm is None else srun_line
@@ -185,6 +188,8 @@ def _values(document: Mapping[str, Any], loaded: LoadedRecipe, decided: Decision
     layout, slurm = decided.layout, decided.slurm
     device, network, threads = layout.device, layout.network, layout.threads
     grace = "auto" if slurm is None else f"auto: KillWait {slurm.kill_wait_s:g} s - 5 s"
+    if decided.sky is not None:
+        grace = "auto: SkyPilot kills 30 s after its TERM - 5 s"
     resolved: dict[str, tuple[object, str]] = {
         "resources.nproc_per_node": (device.nproc_per_node, device.nproc_reason or "auto"),
         "resources.device": (device.name, f"auto: {device.reason}"),

@@ -260,6 +260,9 @@ class FaultsSection(Section):
     on_hang: Literal["auto", "report", "restart"] = "auto"
     """What follows a hang: `restart` ends the attempt, `report` only says it. auto = restart where there is a step
     clock and something to resume from, else report."""
+    preflight: bool = False
+    """Before the first attempt on several nodes, each is measured and reaches for all others over the interface of the
+    collectives, within seconds: a node or a link that does not do ends the run at once, by name."""
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
     """A loss or a gradient that is not finite, decided once for all ranks before the weights change: `stop` ends the
     run; `skip` leaves out this batch; `rollback` goes back to the newest checkpoint and leaves out the batches from

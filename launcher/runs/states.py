@@ -56,6 +56,7 @@ class Cause(StrEnum):
     REQUEUED = "requeued"
     NO_PROGRESS = "no_progress"
     RENDEZVOUS = "rendezvous"
+    PREFLIGHT = "preflight"
     CANCELLED = "cancelled"
     LAUNCHER_LOST = "launcher_lost"
     NAN = "nan"
@@ -150,6 +151,12 @@ POLICIES: dict[Cause, Policy] = {
         why_not="the last allocations have not come further",
     ),
     Cause.RENDEZVOUS: Policy(retry=False, sentence="the nodes did not come together"),
+    Cause.PREFLIGHT: Policy(
+        retry=False,
+        sentence="a node, or a link between nodes, does not do",
+        why_not="nothing has run yet",
+        hint="mend it, leave that node out, or start all the same with faults.preflight=false",
+    ),
     Cause.CANCELLED: Policy(retry=False, sentence="stopped on request"),
     Cause.LAUNCHER_LOST: Policy(retry=False, sentence="the launcher was killed"),
     Cause.NAN: Policy(
