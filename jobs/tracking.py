@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO
 
 from jobs.job import Job, run_id
@@ -45,7 +46,8 @@ class Tracking:
             "tensorboard": tracking.tensorboard,
             "config": redact.own().document(job.recipe.model_dump(mode="json", by_alias=True)),
         }
-        path = os.pathsep.join(entry for entry in sys.path if entry)
+        own = str(Path(__file__).resolve().parents[1])  # ours may be loaded from a run directory, with no place there
+        path = os.pathsep.join(entry for entry in (own, *sys.path) if entry)
         process = subprocess.Popen(
             [sys.executable, "-m", "jobs.follower"],
             stdin=subprocess.PIPE,
