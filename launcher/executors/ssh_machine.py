@@ -1,7 +1,7 @@
 """A machine that is reached by the system's OpenSSH: with the user's own config, keys, agent and jump hosts.
 
-Host keys are checked as the user's config says; nothing here makes that weaker. The connection is kept for a while by
-a master process of ours, in a private folder, since a login takes several times longer than a command.
+Host keys are checked as the user's config says; nothing here makes that weaker. Who speaks with a machine for long
+keeps the connection, by a master of ssh in a private folder: a login takes several times longer than a command.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _OPTIONS = {
     "RemoteCommand": "none",
     "RequestTTY": "no",
 }
+_ALONE = [("ControlMaster", "no"), ("ControlPath", "none")]
+"""A connection for one command."""
 _PERSIST_S = 20
 """How long a kept connection waits for the next command. A process of ours that ends in order ends it at once."""
 _MOST_BYTES = 100
@@ -71,11 +73,12 @@ _REASONS = (
 class SshMachine:
     """A machine by its ssh destination: a name of the user's config, a host name, an address, `user@host`.
 
-    config: a file in place of `~/.ssh/config`.
+    config: a file in place of `~/.ssh/config`. keeps: whether this process keeps the connection; one that does ends by
+    sys.exit, or calls `close_connections`.
     """
 
-    def __init__(self, name: str, *, config: str | None = None) -> None:
-        self._name, self._config = name, config
+    def __init__(self, name: str, *, config: str | None = None, keeps: bool = False) -> None:
+        self._name, self._config, self.keeps = name, config, keeps
 
     @property
     def name(self) -> str:
@@ -95,7 +98,7 @@ class SshMachine:
 
         source: a file in place of `input`, target: one for the output; what is large need not be in memory.
         """
-        options = [*_OPTIONS.items(), *_kept(self._name, self._config)]
+        options = [*_OPTIONS.items(), *(_kept(self._name, self._config) if self.keeps else _ALONE)]
         command = ssh_argv(self._name, argv, config=self._config, options=[f"{key}={value}" for key, value in options])
         # Not a pipe: the process that keeps the connection has it, too, with an older OpenSSH.
         with tempfile.TemporaryFile() as errors:
@@ -146,7 +149,7 @@ def _kept(name: str, config: str | None) -> list[tuple[str, str]]:
     mark = hashlib.sha256(f"{name}\0{config}".encode()).hexdigest()[:16]
     path = None if folder is None else folder / f"{os.getpid()}-{mark}"
     if path is None or len(os.fsencode(path)) > _MOST_BYTES - 20:  # ssh makes it under a longer name, first
-        return [("ControlMaster", "no"), ("ControlPath", "none")]
+        return _ALONE
     if not _masters:
         atexit.register(close_connections)
     _masters.add((os.getpid(), path, name))

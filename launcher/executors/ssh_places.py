@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
@@ -75,10 +74,10 @@ class SshPlaces:
         config = (plan.recipe.get("ssh") or {}).get("config")
         self._machines = [SshMachine(node.machine, config=config) for node in self._hosts.nodes]
         self._home = Home(plan, run, self._machines)
-        self._lock = threading.Lock()
 
     def prepare(self) -> None:
         """Copy the run directory to the hosts that do not see it. Raises Refused."""
+        self._keep()
         problems = [problem for problem in self._each(self._all(), self._prepare) if problem is not None]
         if problems:
             self._each(self._all(), lambda node: self._home.forget(node, unused=True))
@@ -123,7 +122,13 @@ class SshPlaces:
 
     def bring_home(self) -> bool:
         """Copy what is new there, from each host that has a run directory of its own."""
+        self._keep()
         return all(self._each(self._all(), self._home.fetch))
+
+    def _keep(self) -> None:
+        """Who prepares the hosts, or brings things home again and again, speaks with them for long."""
+        for machine in self._machines:
+            machine.keeps = True
 
     def _prepare(self, node: int) -> Problem | None:
         try:
