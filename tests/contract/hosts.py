@@ -52,6 +52,7 @@ class Host:
         self.name, self.address = f"h{number}", f"{NETWORK}.{10 + number}"
         self._unshare: subprocess.Popen[str] | None = None
         self._cable, self._boots = "", 0
+        self._disks: dict[Path, Path] = {}
         self.agents: list[subprocess.Popen[bytes]] = []
         """What was started on it: each the `nsenter` of an agent."""
 
@@ -88,6 +89,13 @@ class Host:
         _call(self.inside("ip", "link", "set", "lo", "up"))
         _call(self.inside("ip", "addr", "add", f"{self.address}/24", "dev", "eth0"))
         _call(self.inside("ip", "link", "set", "eth0", "up"))
+        for place, disk in self._disks.items():
+            _call(self.inside("mount", "--bind", str(disk), str(place)))
+
+    def give_disk(self, disk: Path, place: Path) -> None:
+        """From now on it sees a folder of its own there; that outlives it, as a disk does."""
+        self._disks[place] = disk
+        _call(self.inside("mount", "--bind", str(disk), str(place)))
 
     def inside(self, *argv: str) -> list[str]:
         """A command, to be run on this machine."""
