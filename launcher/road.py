@@ -261,7 +261,7 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
     from launcher.planning.facts import gather_facts
 
     recipe, on_slurm = loaded.recipe, executor in ON_SLURM
-    is_elsewhere = executor in ("ssh", "docker") or (on_slurm and recipe.slurm.container is not None)
+    is_elsewhere = executor in ("ssh", "docker", "sky") or (on_slurm and recipe.slurm.container is not None)
     folder = Path.cwd() if loaded.source is None else loaded.source.parent
     after = recipe.slurm.after if executor == "slurm" else None
     job = None if after is None else _job_of(after, loaded.where("slurm.after"))  # first: it may not be there

@@ -52,7 +52,7 @@ def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
 
     A run on a cluster belongs to its scheduler: a request to stop only ends the showing there.
     """
-    if job.ref.executor == "slurm":
+    if job.ref.executor in ("slurm", "sky"):
         record = watch_far(job, inbox)
         if not record.state.is_final:
             return _detach(job, record, as_json=as_json)

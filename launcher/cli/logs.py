@@ -104,7 +104,7 @@ def _follow(chosen: Callable[..., list[Path]], run: RunDir, *, beside_console: b
             # Not on standard output, which is the log and nothing else.
             print(f"{run.run_id}  {record.state}: {record.sentence}", file=sys.stderr)
             return
-        time.sleep(_POLL_FAR_S if record.on_slurm else _POLL_S)
+        time.sleep(_POLL_FAR_S if record.is_far else _POLL_S)
 
 
 def _head(path: Path, run: RunDir, *, alone: bool) -> None:

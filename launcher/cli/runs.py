@@ -84,11 +84,11 @@ def cancel(run: str) -> int:
     print(f"{found.run_id}: {_how_stopped(record)}")
     sys.stdout.flush()
     limit_s = read_plan(found).limits.grace_s + _LEAVE_S
-    gone = wait_until_over(found, limit_s) if record.on_slurm else wait_until_gone(jobs[0], limit_s=limit_s)
+    gone = wait_until_over(found, limit_s) if record.is_far else wait_until_gone(jobs[0], limit_s=limit_s)
     if not gone:
         print(f"{found.run_id} is still there; `launch cancel {run}` ends it at once")
         return 1
-    record = read_record(found, observe_job if record.on_slurm else lambda _: GONE)
+    record = read_record(found, observe_job if record.is_far else lambda _: GONE)
     print(f"{found.run_id} {record.state}" + (f": {record.sentence}" if record.sentence else ""))
     return 0
 
@@ -122,7 +122,7 @@ def reachable(record: RunRecord) -> tuple[str, ...]:
 
     if record.ref is None:
         raise Refused([Problem(where=record.run_id, message="it was never submitted; there is nothing to stop")])
-    if record.state is RunState.UNKNOWN and record.on_slurm:
+    if record.state is RunState.UNKNOWN and record.is_far:
         raise Refused([Problem(where=record.run_id, message=f"its job cannot be reached: {record.sentence}")])
     if record.state is RunState.UNKNOWN:
         message = f"it runs on {record.host}, and this is {socket.gethostname()}"

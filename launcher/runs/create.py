@@ -49,7 +49,10 @@ def new_run_id(name: str, *, now: datetime, random: Random) -> str:
 
 def resolved_recipe(plan: Plan) -> dict[str, Any]:
     """The recipe as it was understood, in full: it plans the same run from any directory and without its parent."""
-    paths = {"workdir": plan.worker.cwd, "script": plan.live_script, "extends": None}
+    workdir: str | None = plan.worker.cwd
+    if plan.sky is not None:  # the workers run in the run directory, on other machines
+        workdir = plan.code.root if plan.worker.kind == "script" and plan.code is not None else plan.recipe["workdir"]
+    paths = {"workdir": workdir, "script": plan.live_script, "extends": None}
     return {key: value for key, value in {**plan.recipe, **paths}.items() if value is not None}
 
 

@@ -100,6 +100,16 @@ class RunRecord:
         """Whether a scheduler knows more of its job than whether it is alive."""
         return self.ref is not None and self.ref.startswith("slurm:")
 
+    @property
+    def on_sky(self) -> bool:
+        """Whether SkyPilot has rented machines for it."""
+        return self.ref is not None and self.ref.startswith("sky:")
+
+    @property
+    def is_far(self) -> bool:
+        """Whether others than this machine, or hosts of the user's, have it: they are asked now and then."""
+        return self.on_slurm or self.on_sky
+
 
 def fold(
     events: Iterable[Event],
@@ -465,11 +475,11 @@ def _judge(record: RunRecord, seen: Observation, now_s: float | None) -> RunReco
         return replace(record, state=RunState.UNKNOWN, sentence="it was never submitted")
     if seen.alive is None:
         why = f"whether it is alive cannot be told from here, ask on {record.host or 'its host'}"
-        if record.on_slurm:
+        if record.is_far:
             why = seen.detail or "whether it is alive cannot be told from here"
         return replace(record, state=RunState.UNKNOWN, sentence=f"last seen {was}; {why}", queue=_told(seen))
-    if record.on_slurm:
-        return _vanished(record, seen, now_s)
+    if record.is_far:
+        return _taken_down(record, seen) if record.on_sky else _vanished(record, seen, now_s)
     gone = replace(record, state=RunState.FAILED, ended_s=record.last_event_s)
     lost = next((node for node in record.nodes if node["state"] == "lost" and node.get("status") is not None), None)
     if lost is not None:
@@ -529,6 +539,27 @@ def _vanished(record: RunRecord, seen: Observation, now_s: float | None) -> RunR
     looked = "" if record.allocations else "; it may not have begun: slurm/ in the run directory has its output, if any"
     sentence = f"it vanished: {over}, and nobody wrote down why; last seen {record.state.value}{looked}"
     return replace(gone, state=RunState.FAILED, cause=Cause.LAUNCHER_LOST, sentence=sentence)
+
+
+_TAKEN_DOWN: dict[str, tuple[RunState, Cause | None]] = {
+    "SUCCEEDED": (RunState.SUCCEEDED, None),
+    "CANCELLED": (RunState.CANCELLED, Cause.CANCELLED),
+    "FAILED_SETUP": (RunState.FAILED, Cause.SETUP),
+}
+"""What became of a run whose record did not come home, by SkyPilot's word for its job."""
+
+
+def _taken_down(record: RunRecord, seen: Observation) -> RunRecord:
+    """A job of SkyPilot that is over, and of which no result has come home."""
+    ended_s = seen.ends_s if seen.ends_s is not None else record.last_event_s
+    record = replace(record, queue=_told(seen), ended_s=ended_s)
+    state, cause = _TAKEN_DOWN.get(seen.state, (RunState.FAILED, Cause.LAUNCHER_LOST))
+    if record.is_cancelled and state is RunState.FAILED:
+        state, cause = RunState.CANCELLED, Cause.CANCELLED
+    said = f"SkyPilot: {seen.state or 'gone'}" + (f", {seen.detail}" if seen.detail else "")
+    exit_code = 0 if state is RunState.SUCCEEDED else record.exit_code
+    sentence = f"its result has not come home ({said})"
+    return replace(record, state=state, cause=cause, exit_code=exit_code, sentence=sentence)
 
 
 def _without_agent(record: RunRecord, lost: NodeRecord) -> RunRecord:

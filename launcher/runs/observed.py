@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RECOVERING")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
@@ -29,7 +31,7 @@ class Observation:
     @property
     def waits(self) -> bool:
         """Whether it is in the queue and has not begun."""
-        return self.state in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+        return self.state in _WAITING
 
 
 UNKNOWN = Observation(alive=None)

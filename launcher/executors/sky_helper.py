@@ -1,0 +1,35 @@
+"""Run by SkyPilot's own interpreter, with a task file as standard input: `load`, or `price`. Imports SkyPilot alone.
+
+load: has SkyPilot's own loader read it. price: prints what SkyPilot would rent, and what that costs per hour.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+
+os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
+
+
+def _in_one_line(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+    print(f"{kind.__name__}: {error}", file=sys.stderr)
+
+
+def main(mode: str) -> None:
+    """Exit 0, or say on standard error what SkyPilot does not like."""
+    sys.excepthook = _in_one_line
+    import sky  # type: ignore[import-not-found,unused-ignore]
+    import yaml
+
+    document = yaml.safe_load(sys.stdin)
+    names = document.get("secrets") or {}
+    task = sky.Task.from_yaml_config(document, secrets_overrides=[(name, "-") for name in names])
+    if mode == "price":
+        with sky.Dag() as dag:
+            dag.add(task)
+        sky.stream_and_get(sky.optimize(dag))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
