@@ -28,6 +28,7 @@ from launcher.runs.create import create, discard, new_run_id, record_event, reso
 if TYPE_CHECKING:
     from launcher.planning.code import CodeSource
     from launcher.planning.facts import Facts
+    from launcher.planning.host_facts import HostFacts
     from launcher.planning.plan import Plan
     from launcher.recipe.loader import Flags, LoadedRecipe
     from launcher.runs.rundir import RunDir
@@ -279,7 +280,8 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
     if executor == "docker":
         from launcher.executors.docker_probe import probe_docker
 
-        facts = dataclasses.replace(facts, docker=(probe_docker(recipe, gpus=bool(facts.gpus), folder=str(folder)),))
+        there = probe_docker(recipe, gpus=bool(facts.gpus), folder=str(folder))
+        facts = dataclasses.replace(facts, docker=(there,), hosts=_this_host())
     if executor == "ssh":
         from launcher.executors.ssh_probe import ask_hosts
 
@@ -287,6 +289,17 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
         hosts = ask_hosts(recipe, python=python, workdir=recipe.workdir or facts.cwd, root=Path(root))
         facts = dataclasses.replace(facts, ssh=hosts)
     return dataclasses.replace(facts, after_job=job)
+
+
+def _this_host() -> tuple[HostFacts, ...]:
+    """What this machine brings for the containers on it. Raises Refused."""
+    from launcher.executors.host_probe import ask_host
+    from launcher.executors.machines import Unreachable
+
+    try:
+        return (ask_host(),)
+    except Unreachable as error:
+        raise Refused([Problem(where="docker", message=error.sentence, hint=error.hint)]) from None
 
 
 def facts_with_code(loaded: LoadedRecipe, place: Whereto, executor: str, root: str) -> Facts:

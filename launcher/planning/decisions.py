@@ -157,6 +157,7 @@ def decide(
             device=layout.device,
             grace_s=grace_s,
             folder=paths.folder,
+            preset=layout.network.preset,
         )
         hosts = plan_docker(recipe, facts, containers, layout.nodes, remarks)
         layout = dataclasses.replace(layout, nodes=inside(layout.nodes))

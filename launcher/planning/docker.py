@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.planning.codeplan import absolute
 from launcher.planning.plan import HostNode, HostsPlan, Mount, NodePlan, local_agent_argv, node_agent_argv
+from launcher.planning.presets import ContainerNeeds, container_needs
 from launcher.planning.topology import Finding, Remarks
 from launcher.wording import count
 
@@ -70,6 +71,8 @@ class Containers:
     grace_s: float
     folder: str
     """Of the recipe: relative mounts begin there."""
+    preset: str = "auto"
+    """Of the network, resolved: what it needs of the machine is mounted."""
 
 
 def image_of(recipe: Recipe, *, gpus: bool) -> str:
@@ -136,12 +139,15 @@ def plan_docker(
     remarks.problems += _args_findings(recipe)
     there = facts.docker[0]
     network, made = _network(recipe, job, len(nodes), remarks)
-    mounts = tuple(_mounts(recipe, job, remarks))
+    needs = container_needs(job.preset, facts.hosts[0]) if facts.hosts else ContainerNeeds((), (), (), ())
+    brought = [mount for text in needs.mounts if (mount := read_mount(text, "/")) is not None]
+    mounts = tuple({mount.target: mount for mount in (*brought, *_mounts(recipe, job, remarks))}.values())
     argv = local_agent_argv(job.python, job.run_dir, own=False)
     shares_network = network == "host"
     port = there.free_port if shares_network else HEAD_PORT
     address = host_of(0) if len(nodes) > 1 and not shares_network else "127.0.0.1"
-    flags = tuple(_common_flags(recipe, facts, there, job, len(nodes)))
+    devices = tuple(dict.fromkeys((*there.devices, *needs.devices)))
+    flags = tuple(_common_flags(recipe, facts, there, job, len(nodes), devices=devices))
     started = []
     for node in nodes:
         name = name_of(job.run_id, node.index)
@@ -209,7 +215,9 @@ def _gpu_flags(node: NodePlan) -> tuple[str, ...]:
     return ("--gpus", f'"device={",".join(map(str, node.gpus))}"') if node.gpus else ()
 
 
-def _common_flags(recipe: Recipe, facts: Facts, there: DockerFacts, job: Containers, nodes: int) -> Iterator[str]:
+def _common_flags(
+    recipe: Recipe, facts: Facts, there: DockerFacts, job: Containers, nodes: int, *, devices: Sequence[str]
+) -> Iterator[str]:
     if there.has_init:
         yield from ("--entrypoint", "")  # one process 1 is enough, and ours signals the agent alone
     yield from ("--init", "--stop-timeout", str(_stop_timeout_s(job.grace_s)))
@@ -219,11 +227,11 @@ def _common_flags(recipe: Recipe, facts: Facts, there: DockerFacts, job: Contain
     elif recipe.docker.user not in ("auto", "image"):
         yield from ("--user", recipe.docker.user)
     yield from _shm_flags(recipe, there, nodes)
-    for device in there.devices:
+    for device in devices:
         yield from ("--device", device)
-    if there.devices:
+    if devices:
         yield from ("--cap-add", "IPC_LOCK")
-    if there.devices or job.device.name == "cuda":
+    if devices or job.device.name == "cuda":
         yield from ("--ulimit", "memlock=-1", "--ulimit", f"stack={_STACK_BYTES}")
     variables = {"HOME": _HOME, "USER": facts.user, "LAUNCH_RUN_ID": job.run_id}
     variables[SECRETS_VARIABLE] = f"{SECRETS_FOLDER}/{SECRETS_FILE}"

@@ -197,7 +197,9 @@ def _check_hosts(network: NetworkSection, facts: Facts, origins: Mapping[str, st
         for text in missing_for(network.preset, facts.hosts):
             hint = f"preset auto takes what is there: {choose_preset(facts.hosts).preset}"
             remarks.problems.append(Finding("network.preset", f"network.preset: {network.preset}: {text}", hint))
-    for index, host in enumerate(facts.hosts if network.interface != "auto" else ()):
+    if network.interface == "auto" or facts.docker:
+        return  # containers have interfaces of their own
+    for index, host in enumerate(facts.hosts):
         known = {each.name: each.addresses for each in host.interfaces}
         if host.knows_addresses and not known.get(network.interface):
             what = "has no address" if network.interface in known else "does not exist (or is down)"
