@@ -6,6 +6,7 @@ shared folder: tests/faults/test_faults_store.py.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tiny import tiny
 
 from jobs.folders import complete
 from jobs.manifest import verify
+from launcher.runs.events import read_events
 from launcher.runs.metrics import read_metrics
 from launcher.runs.rundir import RunDir
 
@@ -32,11 +34,20 @@ def recipe_of(**sections: Any) -> dict[str, Any]:
     )
 
 
-def on_disks(start: Start, disks: list[Path], recipe: dict[str, Any], **more: Any) -> Ranks:
+def on_disks(
+    start: Start,
+    disks: list[Path],
+    recipe: dict[str, Any],
+    *,
+    of_rank: dict[int, dict[str, str]] | None = None,
+    **more: Any,
+) -> Ranks:
     """One rank, a node of its own, on each of these disks."""
     for disk in disks:
         write_plan(disk / "run", recipe, len(disks), grace_s=30.0)
-    env = {rank: {"LAUNCH_RUN_DIR": str(disk / "run")} for rank, disk in enumerate(disks)}
+    env = {
+        rank: {"LAUNCH_RUN_DIR": str(disk / "run"), **(of_rank or {}).get(rank, {})} for rank, disk in enumerate(disks)
+    }
     return start(disks[0] / "run", recipe, ranks=len(disks), local_size=1, rank_env=env, **more)
 
 
@@ -104,3 +115,155 @@ def test_replicate_on_a_shared_folder_copies_nothing(start: Start, tmp_path: Pat
     assert "all nodes see one folder, so a checkpoint is there once, and not copied" in ranks.log()
     assert complete(tmp_path / "run" / "checkpoints") == ["step-20", "step-30"]
     assert not (tmp_path / "run" / "replica").exists()
+
+
+KILL_AT = """
+import os, signal, sys
+at, seen = int(os.environ.get("KILL_AT", "0")), 0
+def see(event, args):
+    global seen
+    if event in ("open", "os.rename", "os.mkdir") and "/checkpoints/step-20" in str(args[0]):
+        seen += 1
+        if seen == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(see)
+"""
+"""Dies before so many of the things that a rank does to the files of the checkpoint of step 20."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_anywhere_in_a_replication_leaves_this_checkpoint_or_the_one_before(
+    start: Start, tmp_path: Path, rank: int
+) -> None:
+    undisturbed = on_disks(start, disks_of(tmp_path / "whole"), recipe_of())
+    assert undisturbed.wait() == [0, 0], undisturbed.log()
+    for at in itertools.count(1):
+        disks = disks_of(tmp_path / f"killed-{at}")
+        if not is_killed(start, disks, rank, at):
+            break
+        second = on_disks(start, disks, recipe_of(), attempt=2)
+        assert second.wait() == [0, 0], second.log()
+        assert second.event("training_started")["resumed_from"] in ("step-10", "step-20")
+        assert second.weights == undisturbed.weights, at
+        assert checkpoints(disks[0]) == checkpoints(disks[1]) == ["step-20", "step-30"]
+        assert contents(disks[0], "step-20") == contents(disks[1], "step-20")
+    assert at > 8, "there are that many chances at least"
+
+
+def is_killed(start: Start, disks: list[Path], rank: int, at: int) -> bool:
+    """Start a training in which a rank dies there; whether it has come so far."""
+    load = disks[0] / "kill.py"
+    load.write_text(KILL_AT)
+    first = on_disks(
+        start, disks, recipe_of(), env={"KILL_AT": "0"}, load=[str(load)], of_rank={rank: {"KILL_AT": str(at)}}
+    )
+    codes = first.wait()
+    said = [event["step"] for event in read_events(disks[0] / "run") if event["event"] == "checkpoint_saved"]
+    if 20 in said:
+        assert "step-20" in checkpoints(disks[0]), "it is said when it is on both"
+        assert "step-20" in checkpoints(disks[1])
+    return codes[rank] == -9
+
+
+def damage(path: Path) -> None:
+    """One bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def half_way(start: Start, tmp_path: Path) -> list[Path]:
+    """Two disks with checkpoints of steps 10 and 20."""
+    disks = disks_of(tmp_path)
+    first = on_disks(start, disks, recipe_of(train={"until": "20 steps", "eval_every": "10 steps"}))
+    assert first.wait() == [0, 0], first.log()
+    assert checkpoints(disks[0]) == checkpoints(disks[1]) == ["step-10", "step-20"]
+    return disks
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("file", ["rank-1.safetensors", "manifest.json", "state.json"])
+def test_a_copy_with_a_flipped_bit_is_replaced_by_the_other_one(
+    start: Start, tmp_path: Path, node: int, file: str
+) -> None:
+    disks = half_way(start, tmp_path)
+    damage(disks[node] / "run" / "checkpoints" / "step-20" / file)
+    second = on_disks(start, disks, recipe_of(), attempt=2)
+    assert second.wait() == [0, 0], second.log()
+    assert second.event("training_started")["resumed_from"] == "step-20"
+    assert f"step-20 was sent from the disk of node {1 - node} to node {node}" in second.log()
+    assert (disks[node] / "run" / "checkpoints" / "step-20.broken-2").is_dir() or complete(
+        disks[node] / "run" / "checkpoints"
+    ) == ["step-20", "step-30"]
+    assert checkpoints(disks[0]) == checkpoints(disks[1]) == ["step-20", "step-30"]
+
+
+def test_two_broken_copies_are_no_whole_one(start: Start, tmp_path: Path) -> None:
+    """Each has a half that is good, and the two together would make one; it is not made."""
+    disks = half_way(start, tmp_path)
+    for node, disk in enumerate(disks):
+        damage(disk / "run" / "checkpoints" / "step-20" / f"rank-{node}.safetensors")
+    second = on_disks(start, disks, recipe_of(), attempt=2)
+    assert second.wait() == [0, 0], second.log()
+    assert second.event("training_started")["resumed_from"] == "step-10"
+    assert [other["name"] for other in second.event("training_started")["rejected"]] == ["step-20"]
+
+
+def test_of_copies_of_different_steps_the_newest_is_taken_wherever_it_is(start: Start, tmp_path: Path) -> None:
+    disks = half_way(start, tmp_path)
+    shutil.rmtree(disks[0] / "run" / "checkpoints" / "step-20")
+    shutil.rmtree(disks[1] / "run" / "checkpoints" / "step-10")
+    second = on_disks(start, disks, recipe_of(), attempt=2)
+    assert second.wait() == [0, 0], second.log()
+    assert second.event("training_started")["resumed_from"] == "step-20"
+    assert checkpoints(disks[0]) == checkpoints(disks[1]) == ["step-20", "step-30"]
+
+
+def test_what_the_run_has_gone_on_without_is_not_gone_back_to(start: Start, tmp_path: Path) -> None:
+    """A disk was away with step 20 on it; the run went on from step 10, with other batches, and has saved step 15."""
+    disks = half_way(start, tmp_path)
+    other = recipe_of(train={"until": "15 steps"}, checkpoint={"every": "5 steps", "keep": 2, "store": "replicate"})
+    away = disks[1] / "run" / "checkpoints"
+    away.rename(disks[1] / "away")
+    shutil.rmtree(disks[0] / "run" / "checkpoints" / "step-20")
+    second = on_disks(start, disks, other, attempt=2)
+    assert second.wait() == [0, 0], second.log()
+    shutil.rmtree(away)
+    (disks[1] / "away").rename(away)
+    third = on_disks(start, disks, recipe_of(), attempt=3)
+    assert third.wait() == [0, 0], third.log()
+    started = third.event("training_started")
+    assert started["resumed_from"] == "step-15"
+    assert {"name": "step-20", "problem": "is of attempt 1, and a later one has gone on without it"} in started[
+        "rejected"
+    ]
+
+
+def test_the_best_one_comes_to_a_new_disk_too(start: Start, tmp_path: Path) -> None:
+    disks = disks_of(tmp_path)
+    best = {"every": "5 steps", "keep": 1, "store": "replicate", "best": "eval/loss max"}
+    first = on_disks(start, disks, recipe_of(train={"until": "20 steps", "eval_every": "5 steps"}, checkpoint=best))
+    assert first.wait() == [0, 0], first.log()
+    kept = checkpoints(disks[0])
+    assert len(kept) == 2, kept
+    shutil.rmtree(disks[0] / "run")
+    train = {"until": "25 steps", "eval_every": "25 steps"}
+    second = on_disks(start, disks, recipe_of(train=train, checkpoint=best), attempt=2)
+    assert second.wait() == [0, 0], second.log()
+    assert checkpoints(disks[0]) == checkpoints(disks[1])
+    assert kept[0] in checkpoints(disks[0])
+
+
+def test_of_three_disks_two_have_all_and_the_third_nothing(start: Start, tmp_path: Path) -> None:
+    disks = disks_of(tmp_path, 3)
+    data = {**recipe_of()["data"], "global_batch_size": 12}
+    first = on_disks(start, disks, recipe_of(data=data, train={"until": "20 steps"}))
+    assert first.wait() == [0, 0, 0], first.log()
+    assert [checkpoints(disk) for disk in disks] == [["step-10", "step-20"], ["step-10", "step-20"], []]
+    shutil.rmtree(disks[0] / "run")
+    second = on_disks(start, disks, recipe_of(data=data), attempt=2)
+    assert second.wait() == [0, 0, 0], second.log()
+    assert "step-20 was sent from the disk of node 1 to node 0, node 2" in second.log()
+    assert [checkpoints(disk) for disk in disks] == [["step-20", "step-30"], ["step-20", "step-30"], []]
