@@ -27,7 +27,7 @@ PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "TORCH_FR_", "TP_", 
 DEFAULTS: Mapping[str, str] = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """What torchrun sets, too."""
 
-_NOT_A_CABLE = re.compile(r"(docker|veth|br-|virbr|cni|flannel|cali|tun|tap|ifb)")
+NOT_A_CABLE = re.compile(r"(docker|veth|br-|virbr|cni|flannel|cali|tun|tap|ifb)")
 """Bridges and tunnels of containers: up, with an address, and leading to no other node."""
 
 
@@ -186,8 +186,10 @@ def _choose_preset(network: NetworkSection, facts: Facts, *, one_machine: bool) 
     """The recipe's; else what fits the hosts. Where nobody asked them, `ethernet` only says that it is no loopback."""
     if network.preset != "auto":
         return Choice(preset=network.preset, why="", off={})
-    if one_machine or not facts.hosts:
-        return Choice(preset="loopback" if one_machine else "ethernet", why="", off={})
+    if one_machine:
+        return Choice(preset="loopback", why="", off={})
+    if not facts.hosts:
+        return Choice(preset="ethernet", why="", off={})
     return choose_preset(facts.hosts)
 
 
@@ -236,7 +238,7 @@ def _fitting(preset: str, usable: Sequence[Interface]) -> list[Interface]:
     """Interfaces of a preset, the best first."""
     if preset == "loopback":
         return [interface for interface in usable if interface.loopback]
-    cables = [item for item in usable if not item.loopback and not _NOT_A_CABLE.match(item.name)]
+    cables = [item for item in usable if not item.loopback and not NOT_A_CABLE.match(item.name)]
     if preset == "infiniband":
         cables.sort(key=lambda item: not item.name.startswith("ib"))
     return cables

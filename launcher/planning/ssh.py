@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from launcher.planning.interpreters import Interpreter
+from launcher.planning.network import NOT_A_CABLE
 from launcher.planning.plan import CODE, HostNode, HostsPlan, NodePlan, local_agent_argv, node_agent_argv
 from launcher.planning.slurm_nodes import NodeShape, device_of_node
 from launcher.planning.topology import Finding, Remarks
@@ -120,10 +121,16 @@ def head_address(recipe: Recipe, hosts: Sequence[SshHost]) -> str:
     if wanted != "auto":
         named = [each.addresses[0] for each in first.facts.interfaces if each.name == wanted and each.addresses]
         return named[0] if named else ""
-    if len(hosts) > 1 and (not first.address or ipaddress.ip_address(first.address.partition("%")[0]).is_loopback):
-        cables = [each for each in first.facts.interfaces if not each.is_virtual and each.addresses]
-        return cables[0].addresses[0] if cables else first.address
-    return first.address
+    if first.address and (len(hosts) == 1 or not _is_loopback(first.address)):
+        return first.address
+    # This machine is that host, or comes to it by a tunnel.
+    usable = [each for each in first.facts.interfaces if each.addresses and not _is_loopback(each.addresses[0])]
+    usable.sort(key=lambda each: (NOT_A_CABLE.match(each.name) is not None, each.is_virtual))
+    return usable[0].addresses[0] if usable else "127.0.0.1" if len(hosts) == 1 else ""
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def cwd_on_hosts(recipe: Recipe, facts: Facts, cwd: str, run_dir: str, remarks: Remarks) -> str:

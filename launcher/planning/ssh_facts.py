@@ -101,7 +101,7 @@ def ssh_host(destination: str, answer: str, *, python: str, asked_s: float, answ
     return SshHost(
         destination=destination,
         facts=facts,
-        address=connection[2] if len(connection) == 4 else "",
+        address=connection[2] if len(connection) == 4 and connection[2] != "UNKNOWN" else "",
         python=python,
         python_version=asked.get("version", ""),
         torch_version=asked.get("torch"),
