@@ -95,6 +95,8 @@ constraints:  ## write constraints.txt anew: the newest versions of everything b
 test-deps:  ## as root: the system packages that tests need, if they are missing
 	@missing=""; \
 	command -v ip >/dev/null || missing="$$missing iproute2"; \
+	command -v ssh >/dev/null || missing="$$missing openssh-client"; \
+	[ -x /usr/sbin/sshd ] || missing="$$missing openssh-server"; \
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
 	if slurm=$$($(PYTHON) slurm/cluster check); then missing="$$missing $$slurm"; fi; \
 	missing=$$(echo $$missing); \

@@ -23,6 +23,7 @@ from pathlib import Path
 import engine
 import pytest
 from memory_groups import make_memory_group
+from sshd import has_sshd
 from testcluster import checks
 from testcluster.layout import Cluster, ClusterError, default_scratch, running_scratch
 
@@ -91,6 +92,11 @@ def _has_docker() -> bool:
     return not engine.missing() and _has_netns()
 
 
+def _has_ssh() -> bool:
+    """Whether hosts with an sshd of their own can be made."""
+    return has_sshd() and _has_netns()
+
+
 NEEDS = {
     "netns": Need("network namespaces", cache(_has_netns), "needs root and iproute2 (as root: make test-deps)"),
     "cgroup": Need("memory cgroups", cache(_has_cgroup), "needs root and a memory controller to divide"),
@@ -99,6 +105,9 @@ NEEDS = {
         "SLURM",
         cache(_has_slurm),
         f"needs root, no SLURM that is configured already, and as root: {checks.install_command(accounting=True)}",
+    ),
+    "ssh": Need(
+        "SSH hosts", cache(_has_ssh), "needs root, iproute2, OpenSSH's client and server (as root: make test-deps)"
     ),
     "docker": Need(
         "Docker", cache(_has_docker), f"an engine of the tests' own: {engine.missing() or 'needs namespaces'}"

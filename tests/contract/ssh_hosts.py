@@ -6,17 +6,18 @@ What is called there is in its network alone: files and processes are those of t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from hosts import Bed, Host
-from launched import LIMIT_S
+from launched import LAUNCH, LIMIT_S
+from sshd import SSHD
 
 _LOOK_EVERY_S = 0.02
 _SSHD = """\
@@ -39,7 +40,7 @@ Host {names}
   GlobalKnownHostsFile none
   User root
 """
-_RUN = 'mount -t tmpfs tmpfs /run; mkdir -p /run/sshd; exec /usr/sbin/sshd -D -e -f "$0"'
+_RUN = f'mount -t tmpfs tmpfs /run; mkdir -p /run/sshd; exec {SSHD} -D -e -f "$0"'
 """sshd wants its folder, which a machine that never started it does not have."""
 
 
@@ -50,7 +51,7 @@ class SshBed:
         self.folder = folder
         self.bed = Bed(folder, count + 1)
         self.hosts, self.caller = self.bed.hosts[:count], self.bed.hosts[count]
-        self.config = folder / "ssh_config"
+        self.config, self.profile = folder / "ssh_config", folder / "lab.yaml"
         self._sshds: dict[str, subprocess.Popen[bytes]] = {}
         try:
             self._set_up()
@@ -68,43 +69,98 @@ class SshBed:
             (self.folder / f"sshd_{host.name}").write_text(_SSHD.format(**fill))
             self.start_sshd(host)
         (self.folder / "known_hosts").write_text("".join(known))
-        # Names are those of the machines alone: where the test is they mean nothing.
+        self.config.write_text(self.config_text())
+        self.write_profile()
+
+    def config_text(self, *, extra: Callable[[Host], str] = lambda host: "") -> str:
+        """Of ssh: what is known of each machine, by its name. extra: further lines of a machine."""
         lines = [_CONFIG.format(names=" ".join(host.name for host in self.hosts), folder=self.folder)]
-        lines += [f"Host {host.name}\n  HostName {host.address}\n  HostKeyAlias {host.name}\n" for host in self.hosts]
-        self.config.write_text("".join(lines))
+        for host in self.hosts:
+            lines.append(f"Host {host.name}\n  HostName {host.address}\n  HostKeyAlias {host.name}\n{extra(host)}")
+        return "".join(lines)
+
+    def write_profile(self, *, hosts: Sequence[str] = (), **keys: str) -> Path:
+        """The profile of these machines, with these keys of `ssh`."""
+        section = {"hosts": list(hosts) or [host.name for host in self.hosts], "config": str(self.config), **keys}
+        self.profile.write_text(json.dumps({"executor": "ssh", "ssh": section}))  # JSON is YAML
+        return self.profile
+
+    def config_from_outside(self) -> Path:
+        """A config for processes that are not in this network: they come to each machine by a tunnel."""
+        tunnel = self.folder / "tunnel.py"
+        tunnel.write_text(_TUNNEL)
+        config = self.folder / "ssh_config_outside"
+        way = f"nsenter -t {self.caller.init} -n -- {sys.executable} {tunnel}"
+        config.write_text(self.config_text(extra=lambda host: f"  ProxyCommand {way} {host.address} 22\n"))
+        return config
 
     def start_sshd(self, host: Host) -> None:
         """Let a machine take logins, and wait until it does."""
-        config = self.folder / f"sshd_{host.name}"
-        self._sshds[host.name] = host.start(
-            ["sh", "-c", _RUN, str(config)], env={}, output=self.folder / f"sshd_{host.name}.log"
-        )
+        config, log = self.folder / f"sshd_{host.name}", self.folder / f"sshd_{host.name}.log"
+        self._sshds[host.name] = host.start(["sh", "-c", _RUN, str(config)], env={}, output=log)
         deadline_s = time.monotonic() + LIMIT_S
         while 22 not in host.listening():
-            assert time.monotonic() < deadline_s, (self.folder / f"sshd_{host.name}.log").read_text()
+            assert time.monotonic() < deadline_s, log.read_text()
             time.sleep(_LOOK_EVERY_S)
 
     def stop_sshd(self, host: Host) -> None:
         """Nothing listens on its port any more; who is logged in stays."""
-        for inner in host.pids():
+        for pid in host.pids().values():
             with contextlib.suppress(OSError):
-                if b"-D\0-e" in (Path("/proc") / str(host.pids()[inner]) / "cmdline").read_bytes():
-                    host.signal(inner, 15)
+                if b"sshd -D -e" in (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" "):
+                    os.kill(pid, 15)
         self._sshds.pop(host.name).wait(LIMIT_S)
 
     def own_disk(self, path: Path) -> None:
         """Each machine, but the caller, gets a file system of its own there: nothing is shared below."""
         for host in self.hosts:
-            command = host.inside("sh", "-ec", 'mkdir -p "$0"; mount -t tmpfs -o size=512m tmpfs "$0"', str(path))
-            subprocess.run(command, check=True)
+            self.on(host, "sh", "-ec", 'mkdir -p "$0"; mount -t tmpfs -o size=512m tmpfs "$0"', str(path))
+
+    def on(self, host: Host, *argv: str) -> str:
+        """What a command says that is run on a machine, not by ssh."""
+        return subprocess.run(host.inside(*argv), check=True, capture_output=True, text=True).stdout
 
     def calling(self) -> tuple[str, ...]:
         """What makes a command one that is called on the caller's machine."""
-        return ("nsenter", "-t", str(self.caller.init), "-n", "-u", "--")
+        return ("nsenter", "-t", str(self.caller.init), "-n", "--")
+
+    def call(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of `launch` there, to its end."""
+        return subprocess.run(
+            [*self.calling(), LAUNCH, *arguments],
+            cwd=self.folder,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    def busy(self, host: Host) -> list[str]:
+        """The command lines of what runs on a machine, but for its sshd and who is logged in."""
+        lines = []
+        for pid in host.pids().values():
+            with contextlib.suppress(OSError):
+                line = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                lines.append(line)
+        return [line for line in lines if line and not line.startswith(("sshd", SSHD))]
 
     def remove(self) -> None:
         """Switch everything off."""
         self.bed.remove()
+
+
+_TUNNEL = """
+import os, select, socket, sys
+other = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+ways = {0: other.sendall, other.fileno(): lambda data: os.write(1, data)}
+while True:
+    for readable in select.select(list(ways), [], [])[0]:
+        data = os.read(readable, 65536)
+        if not data:
+            sys.exit()
+        ways[readable](data)
+"""
 
 
 def make_key(path: Path) -> Path:
@@ -114,15 +170,7 @@ def make_key(path: Path) -> Path:
     return path
 
 
-def has_sshd() -> bool:
-    """Whether both ends of OpenSSH are installed."""
-    return shutil.which("ssh") is not None and os.access("/usr/sbin/sshd", os.X_OK)
-
-
-class MakeSshBed(Protocol):
-    """`make_ssh_bed(2)`."""
-
-    def __call__(self, count: int) -> SshBed: ...
+MakeSshBed = Callable[[int], SshBed]
 
 
 @pytest.fixture
