@@ -157,6 +157,7 @@ def run(
     runs_dir: str | PathLike[str] | None = None,
     detached: bool = False,
     wait: bool = False,
+    yes: bool = False,
 ) -> Run:
     """Start a recipe, or a script with its `args`, and return at once; with `wait`, when it has ended.
 
@@ -173,6 +174,7 @@ def run(
         runs_dir: Where the run directory is made.
         detached: The run goes on when this process ends. On SLURM it always does.
         wait: Return when the run has ended.
+        yes: Machines may be rented, which costs money (`on="sky"`).
     """
     _refuse_other_than_texts("args", args)
     if isinstance(overrides, Mapping):
@@ -189,6 +191,8 @@ def run(
         runs_dir=None if runs_dir is None else fspath(runs_dir),
     )
     with prepared(request, warm=True) as ready:
+        if ready.plan.sky is not None and not yes:
+            raise Refused([Problem(where="on", message="machines are rented, which costs money", hint="yes=True")])
         folder = make_run(ready, command=["launcher.run", request.target, *request.overrides, "--", *args])
         prepare_new(ready.plan, folder, show=lambda line: print(f"prepare | {line}", file=sys.stderr))
         detached = detached or returns_at_once(ready.executor)

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("launcher.cli.status:status", "State, queue, nodes, workers, attempts and cause of a run, or of many."),
     "logs": ("launcher.cli.logs:logs", "Output of a run; -f follows it."),
     "report": ("launcher.cli.report:report", "Why a run ended, and where the time went."),
+    "watch": ("launcher.cli.watch:watch", "Go on watching a run on Docker or ssh hosts from here: replace what is lost."),
     "cancel": ("launcher.cli.runs:cancel", "Stop a run, with a checkpoint."),
     "resume": ("launcher.cli.resume:resume", "Go on with a run that has ended, under the same id."),
     "rerun": ("launcher.cli.rerun:rerun", "The same plan again, as a new run."),
@@ -120,6 +121,7 @@ def app() -> None:
 @click.option("--dry-run", is_flag=True, help="Show the plan, start nothing.")
 @click.option("--detach/--follow", default=None, help="Return at once (default on SLURM), or stay and show the output.")
 @click.option("--runs-dir", metavar="DIR", help="Where the run directory is made. [env: LAUNCH_RUNS; default: ./runs]")
+@click.option("--yes", is_flag=True, help="Rent machines (--on sky) without asking.")
 @click.option("--json", "as_json", is_flag=True, help="The last line of the output is one JSON object.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more.")
 @click.pass_context

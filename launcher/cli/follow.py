@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -47,17 +48,19 @@ class Job:
     console: Tail
 
 
-def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False) -> int:
+def follow(job: Job, inbox: SignalInbox, *, as_json: bool = False, looks_only: bool = False) -> int:
     """Show a run until it has ended, pass requests to stop on, and return its exit code.
 
-    A run on a cluster belongs to its scheduler: a request to stop only ends the showing there.
+    A run on a cluster belongs to its scheduler: a request to stop only ends the showing there; so it does where
+    somebody `looks_only`. The end of a terminal (HUP) is no request to a run on machines, which needs none.
     """
-    if job.ref.executor in ("slurm", "sky"):
+    if looks_only or job.ref.executor in ("slurm", "sky"):
         record = watch_far(job, inbox)
         if not record.state.is_final:
             return _detach(job, record, as_json=as_json)
     else:
-        watch(job, inbox)
+        if not watch(job, inbox):
+            return _detach(job, read_record(job.run, lambda _: ALIVE), as_json=as_json)
         record = read_record(job.run, lambda _: GONE)
     result = read_result(job.run)
     exit_code = int(ExitCode.INTERNAL if record.exit_code is None else record.exit_code)
@@ -103,8 +106,8 @@ def _last_lines(path: Path, *, count: int = 12) -> list[str]:
     )
 
 
-def watch(job: Job, inbox: SignalInbox) -> None:
-    """Copy the console log to the terminal until the job is gone."""
+def watch(job: Job, inbox: SignalInbox) -> bool:
+    """Copy the console log to the terminal until the job is gone. False: the terminal is, and the run goes on."""
     screen, console, asked, requests = Screen(), job.console, 0, Requests()
     while True:
         gone = job.executor.observe(job.ref).alive is False
@@ -115,12 +118,16 @@ def watch(job: Job, inbox: SignalInbox) -> None:
         if screen.wants_status:
             screen.status(live_status(job.run))
         for signum in requests.of(inbox.wait(_POLL_S), time.monotonic()):
+            if signum == signal.SIGHUP and job.plan.hosts is not None:
+                console.close()
+                return False
             asked += 1
             screen.clear()
             print(stop_message(job.plan, asked), file=sys.stderr, flush=True)
             job.executor.cancel(job.ref, signum=signum)
     console.close()
     screen.clear()
+    return True
 
 
 def watch_far(job: Job, inbox: SignalInbox) -> RunRecord:

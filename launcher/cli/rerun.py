@@ -20,6 +20,7 @@ from launcher.cli.types import NODES
 @click.option(
     "--runs-dir", metavar="DIR", help="Where the run directory is made. [env: LAUNCH_RUNS; default: beside RUN]"
 )
+@click.option("--yes", is_flag=True, help="Rent machines (--on sky) without asking.")
 @click.option("--json", "as_json", is_flag=True, help="The last line of the output is one JSON object.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more.")
 def rerun(run: str, overrides: tuple[str, ...], **options: Any) -> int:

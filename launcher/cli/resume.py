@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     help="Where the code has changed since: go on with that of the run, or with the files as they are now.",
 )
 @click.option("--detach/--follow", default=None, help="Return at once (default on SLURM), or stay and show the output.")
+@click.option("--yes", is_flag=True, help="Rent machines (--on sky) without asking.")
 @click.option("--json", "as_json", is_flag=True, help="The last line of the output is one JSON object.")
-def resume(run: str, detach: bool | None, as_json: bool, **options: Any) -> int:
+def resume(run: str, detach: bool | None, as_json: bool, yes: bool, **options: Any) -> int:
     """Go on with RUN from its newest checkpoint; `train.until` is the total length."""
     from launcher.runs.create import claimed
     from launcher.runs.find import find_run, find_sweep
@@ -51,7 +52,7 @@ def resume(run: str, detach: bool | None, as_json: bool, **options: Any) -> int:
         return resume_sweep(sweep, LaunchOptions(detach=detach, as_json=as_json), options["choice"])
     found = find_run(run)
     with claimed(found):
-        return _resume(found, Wishes(**options), detach=detach, as_json=as_json)
+        return _resume(found, Wishes(**options), detach=detach, as_json=as_json, yes=yes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ class Wishes:
     """same, current, or None: the code has to be as it was."""
 
 
-def _resume(run: RunDir, wishes: Wishes, *, detach: bool | None, as_json: bool) -> int:
+def _resume(run: RunDir, wishes: Wishes, *, detach: bool | None, as_json: bool, yes: bool) -> int:
+    from launcher.cli.prices import confirm_price
     from launcher.cli.run import prepare_resumed, show_json, submit
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import get_executor, observe_job
@@ -90,6 +92,7 @@ def _resume(run: RunDir, wishes: Wishes, *, detach: bool | None, as_json: bool) 
     executor = get_executor(old.executor if place is None else place.executor)
     plan, code = _new_plan(run, loaded, executor.name, wishes.choice)
     refuse(executor, plan)
+    confirm_price(plan, yes=yes)
     with SignalInbox() as inbox:
         kept = update_plan(run, plan, resolved=resolved_recipe(plan), code=code.code if code.is_new else None)
         if wishes.choice is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli.prices import confirm_price
 from launcher.cli.signals import Requests, SignalInbox
 from launcher.errors import Problem, RecipeError, Refused
 from launcher.executors.base import Executor, JobRef
@@ -31,6 +32,8 @@ class LaunchOptions:
     detach: bool | None = None
     as_json: bool = False
     verbose: bool = False
+    yes: bool = False
+    """What machines cost is agreed to."""
 
     @property
     def follows(self) -> bool:
@@ -55,6 +58,7 @@ def launch_prepared(ready: Prepared, options: LaunchOptions) -> int:
         print(note, file=sys.stderr)
     if options.dry_run:
         return show_plan(ready.plan, ready.facts, as_json=options.as_json, verbose=options.verbose)
+    confirm_price(ready.plan, yes=options.yes)
     with SignalInbox() as inbox:
         run = make_run(ready, command=sys.argv)
         prepare_new(ready.plan, run, show=show_preparation)
@@ -118,6 +122,9 @@ def submit(
     saved: of a resume, the step of the newest checkpoint.
     """
     console = Tail(run.console, begin_bytes=size_bytes(run.console))  # a resume does not show the past again
+    if plan.sky is not None:
+        said = run.path / "sky" / "submit.log"
+        print(f"SkyPilot rents the machines, which takes minutes; what it says: {said}", file=sys.stderr, flush=True)
     ref = start(plan, run, executor, attached=not detach, is_new=is_new)
     more = (
         {}
@@ -136,6 +143,11 @@ def submit(
     if as_json:
         show_json({"run_id": run.run_id, "run_dir": str(run.path), "ref": str(ref), **more})
     elif plan.executor != "slurm":
+        if plan.sky is not None:
+            print(f"{plan.sky.name} goes on without this machine; its record comes home whenever somebody looks at it")
+        if plan.hosts is not None:
+            print("it needs neither this terminal nor this machine; what is lost is replaced from here while this machine")
+            print(f"is up, and from anywhere that sees {run.path}: launch watch {run.run_id}")
         print(submitted_text(run.run_id))
     return 0
 

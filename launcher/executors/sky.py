@@ -6,6 +6,7 @@ The command may belong to another environment (`sky.command`): nothing of SkyPil
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _ASK_S = 120.0
 """The first question starts SkyPilot's server on this machine."""
 _LAST_LINES = 3
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SkyExecutor:
@@ -149,7 +151,9 @@ def _nothing_left(plan: Plan) -> Problem:
 
 def _not_submitted(sky: SkyPlan, code: int, said: bytes) -> Problem:
     """SkyPilot's own last words."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
-    message = " | ".join(lines[-_LAST_LINES:]) or f"it ended with exit code {code}, and said nothing"
+    text = _COLOURS.sub("", said.decode(errors="replace"))
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip(" \t-─")]
+    errors = [line for line in lines if "error" in line.lower()]
+    message = " | ".join(errors[-1:] or lines[-_LAST_LINES:]) or f"it ended with exit code {code}, and said nothing"
     hint = f"`sky status` shows whether machines are there; `sky down {sky.name}` takes them down"
     return Problem(where="SkyPilot", message=message, hint=hint)

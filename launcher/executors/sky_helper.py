@@ -5,15 +5,23 @@ load: has SkyPilot's own loader read it. price: prints what SkyPilot would rent,
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import sys
 from types import TracebackType
 
 os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
 
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST = 500
+
+
 def _in_one_line(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
-    print(f"{kind.__name__}: {error}", file=sys.stderr)
+    lines = (" ".join(line.split()) for line in _COLOURS.sub("", str(error)).splitlines())
+    text = " | ".join(line for line in lines if line)
+    print(f"{kind.__name__}: {text[:_LONGEST]}", file=sys.stderr)
 
 
 def main(mode: str) -> None:
@@ -26,9 +34,11 @@ def main(mode: str) -> None:
     names = document.get("secrets") or {}
     task = sky.Task.from_yaml_config(document, secrets_overrides=[(name, "-") for name in names])
     if mode == "price":
+        table = io.StringIO()
         with sky.Dag() as dag:
             dag.add(task)
-        sky.stream_and_get(sky.optimize(dag))
+        sky.stream_and_get(sky.optimize(dag), output_stream=table)
+        print(_COLOURS.sub("", table.getvalue()))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ _OWN = {
 }
 """Key of SkyPilot's `resources` -> ours that becomes it."""
 _IMAGE_OF_A_CLOUD = re.compile(r"docker:|ami-|projects/|ocid1\.|skypilot:|[a-z]+:[^/]+:[^/]+:")
+_FABRICS = ("aws", "gcp", "oci")
+"""Where `network_tier: best` is taken (SkyPilot 0.14.1); on Nebius for eight GPUs. Elsewhere it is an error."""
 NOT_SEEN = (
     "SkyPilot's own loader reads such tasks, and their run script trains on machines of a test; renting them, prices, "
     "the loss of a spot machine and taking them down could not be tried where this was made (docs/cloud.md)"
@@ -110,7 +112,7 @@ def plan_sky(recipe: Recipe, facts: Facts, job: SkyJob, remarks: Remarks) -> Sky
     """The task, and the commands around it. What is wrong goes to `remarks`."""
     sky, store, managed = recipe.sky, store_of(recipe), _is_managed(recipe)
     remarks.problems += _findings(recipe, facts, job, managed=managed)
-    remarks.notes += _notes(recipe, managed=managed)
+    remarks.notes += _notes(recipe, job, managed=managed)
     name = job.run_id if job.run_id[0].isalpha() else f"run-{job.run_id}"
     secrets = (TOKEN, *dict.fromkeys(recipe.secrets))
     kept = f"{store}/{job.run_id}/record" if store else ""
@@ -181,10 +183,8 @@ def _gpus(recipe: Recipe) -> int:
 
 def _resources(recipe: Recipe, job: SkyJob, *, managed: bool) -> dict[str, Any]:
     """What SkyPilot is asked for; what nobody has said is left to it."""
-    sky, several = recipe.sky, recipe.resources.max_nodes > 1
-    tier = sky.network_tier
-    if tier == "auto":
-        tier = "best" if several and job.device.name == "cuda" else "standard"
+    sky = recipe.sky
+    fast = sky.network_tier == "best" or (sky.network_tier == "auto" and _has_fabric(recipe, job.device))
     minutes = max(1, round(sky.autostop.time_s / 60))
     asked: dict[str, Any] = {
         "infra": sky.infra,
@@ -194,13 +194,24 @@ def _resources(recipe: Recipe, job: SkyJob, *, managed: bool) -> dict[str, Any]:
         "instance_type": sky.instance_type,
         "image_id": None if sky.image is None else _image(sky.image),
         "disk_size": sky.disk_size,
-        "network_tier": "best" if tier == "best" else None,
+        "network_tier": "best" if fast else None,
         "use_spot": sky.spot or None,
         "job_recovery": sky.job_recovery,
         "max_hourly_cost": sky.max_hourly_cost,
         "autostop": None if managed else {"idle_minutes": minutes, "down": True},
     }
     return {key: value for key, value in asked.items() if value is not None}
+
+
+def _wants_fabric(recipe: Recipe, device: Device) -> bool:
+    return recipe.resources.max_nodes > 1 and device.name == "cuda"
+
+
+def _has_fabric(recipe: Recipe, device: Device) -> bool:
+    """Whether the nodes need a fast network, and the cloud is one where SkyPilot can ask for it."""
+    cloud = (recipe.sky.infra or "").partition("/")[0].lower()
+    whole = recipe.sky.accelerators is not None and recipe.sky.accelerators.endswith(":8")
+    return _wants_fabric(recipe, device) and (cloud in _FABRICS or (cloud == "nebius" and whole))
 
 
 def _image(image: str) -> str:
@@ -243,9 +254,11 @@ def _findings(recipe: Recipe, facts: Facts, job: SkyJob, *, managed: bool) -> It
         yield Finding("workdir", message, "a git repository below 50 MB, or a smaller workdir")
 
 
-def _notes(recipe: Recipe, *, managed: bool) -> Iterator[str]:
+def _notes(recipe: Recipe, job: SkyJob, *, managed: bool) -> Iterator[str]:
     sky = recipe.sky
     yield NOT_SEEN
+    if _wants_fabric(recipe, job.device) and sky.infra is None and sky.network_tier == "auto":
+        yield "nodes have the usual network: sky.infra (aws, gcp ...) or sky.network_tier: best asks for the fast one"
     if recipe.python is not None:
         yield "python is an interpreter of this machine; on rented ones sky.python says which one runs the workers"
     if recipe.workdir is not None and recipe.is_script:

@@ -415,7 +415,8 @@ class SkySection(Section):
     disk_size: PositiveInt | None = None
     """Disk of each node in GB."""
     network_tier: Literal["auto", "standard", "best"] = "auto"
-    """best = the fast fabric between nodes, where the cloud has one. auto = best for several nodes with GPUs."""
+    """best = the fast fabric between nodes; an error where a cloud has none. auto = best for several nodes with GPUs
+    where `infra` is aws, gcp, oci, or nebius with eight GPUs per node."""
     spot: bool = False
     """Cheaper machines that may be taken away. The run goes on on others, from `checkpoint.store: URL`."""
     managed: bool | Auto = "auto"
