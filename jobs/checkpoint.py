@@ -36,6 +36,7 @@ from jobs.shelf import Shelf
 from jobs.state import CheckpointError, DifferenceError, TrainingState, together
 from jobs.storage import Layout, Part, plan
 from jobs.store_copies import Copies
+from jobs.store_remote import Away
 from jobs.whole import check_fits
 from jobs.world import Meeting
 
@@ -90,6 +91,8 @@ class Checkpoints:
         self.shelf = Shelf(folder, attempt=attempt, keep=keep, best=best)
         self.copies: Copies | None = None
         """On several disks; None: all ranks see one folder."""
+        self.away: Away | None = None
+        """At a URL, besides; None: nowhere."""
         self._memory = memory
         self._run_id, self._attempt, self._keep = run_id, attempt, keep
         self.record = dict(record or {})
@@ -131,6 +134,8 @@ class Checkpoints:
         half-written, and puts aside what is broken. Raises CheckpointError where there are checkpoints and none can be
         used: to train from zero over them is for a person to decide; or where the checkpoint is of another training.
         """
+        if self.away is not None:
+            self.away.fetch(meeting)
         if self.copies is None:
             remarks = meeting.decide("look for checkpoints", self.shelf.clean)
             names = meeting.decide("list the checkpoints", lambda: named(self.folder))
@@ -154,6 +159,8 @@ class Checkpoints:
                     meeting.decide("tidy the checkpoints", partial(self._tidy, in_use, broken))
                 else:
                     self.copies.tidy(meeting, in_use, broken)
+                if self.away is not None and in_use is not None:
+                    self.away.offer(in_use)
                 if self._memory:
                     self._memory.remove(of_no_use(in_memory, candidate, [other.name for other in rejected]))
                 return Choice.of(candidate, rejected, names, found.state), progress_from(found.state, found.metrics)
@@ -345,6 +352,8 @@ class Checkpoints:
         """On rank 0: it is there."""
         saved = Saved(name=name, size_bytes=size_bytes, best=name == self.best())
         on_complete(saved)
+        if self.away is not None:
+            self.away.offer(name)
         return saved
 
 

@@ -25,6 +25,8 @@ class Shelf:
     def __init__(self, folder: Path, *, attempt: int, keep: int, best: str | None) -> None:
         self.folder = folder
         self._attempt, self._keep, self._best = attempt, keep, best
+        self.in_use: Collection[str] = ()
+        """Names of those that somebody reads: they stay, too."""
 
     def unfinished(self, name: str) -> Path:
         """Where a checkpoint is written until it is whole."""
@@ -84,7 +86,7 @@ class Shelf:
         """Remove what `keep` and `best` do not hold. Only complete ones count: what is no checkpoint replaces none."""
         names = complete(self.folder)
         newest = names[-self._keep :]
-        kept = {*newest, self.best()}
+        kept = {*newest, self.best(), *self.in_use}
         try:
             self.drop(name for name in names if name not in kept)
             for path in self.folder.glob("step-*"):

@@ -7,6 +7,9 @@ URL         whole on the disk of node 0, and the newest one is copied to there a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
@@ -16,20 +19,29 @@ from jobs.state import CheckpointError
 from jobs.store_copies import Copies
 from jobs.store_disks import Disks, find_disks, refuse_several, sentence
 from jobs.store_record import RecordCopies
+from jobs.store_remote import Away, Remote, Uploader
 from jobs.world import Meeting
+from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir
 
 REPLICAS = 2
 """Disks that have all of a checkpoint, with `replicate`."""
+LAST_UPLOAD_S = 3000.0
+"""How long the end of a training waits for the last upload."""
+_STOP_SHARE = 1 / 2
+"""How much of the grace time a stop waits for it."""
 
 
-def find_store(job: Job, checkpoints: Checkpoints, meeting: Meeting) -> Disks:
-    """Try the folder of the checkpoints, and find out who shares it with whom; all ranks together.
+def find_store(job: Job, checkpoints: Checkpoints, meeting: Meeting, run_dir: RunDir, name: str) -> Disks:
+    """Try where the checkpoints are to be, and find out who shares the folder with whom; all ranks together.
 
-    Raises CheckpointError on all of them.
+    name: of the run, at a URL. Raises CheckpointError on all of them.
     """
+    store, shared = job.recipe.checkpoint.store, job.recipe.checkpoint.store == "shared"
     meeting.gather("try the folder of the checkpoints", lambda: checkpoints.check_writable(meeting.world.rank))
-    shared = job.recipe.checkpoint.store == "shared"
+    if "://" in store:
+        meeting.decide("open the store of the checkpoints", lambda: _open(job, checkpoints, run_dir, store, name))
+        checkpoints.away = checkpoints.away or Away(checkpoints.shelf, remote=None, uploader=None)
     disks = find_disks(meeting, checkpoints.folder, attempt=job.attempt, must_be_one=shared)
     if shared:
         try:
@@ -38,6 +50,24 @@ def find_store(job: Job, checkpoints: Checkpoints, meeting: Meeting) -> Disks:
             meeting.part("know the disks")
             raise
     return disks
+
+
+def _open(job: Job, checkpoints: Checkpoints, run_dir: RunDir, url: str, name: str) -> None:
+    """On rank 0: the store at a URL, and what copies there. Raises CheckpointError."""
+    remote = Remote(url, name)
+    events = EventWriter(run_dir.path, "uploader")
+
+    def tell(event: str, fields: Mapping[str, Any]) -> None:
+        events.write(event, attempt=job.attempt, **fields)
+
+    uploader = Uploader(remote, checkpoints.shelf, keep=job.recipe.checkpoint.keep, tell=tell)
+    checkpoints.away = Away(checkpoints.shelf, remote=remote, uploader=uploader)
+
+
+def end_uploads(job: Job, checkpoints: Checkpoints, *, finished: bool) -> None:
+    """Let the newest checkpoint come to where it is copied to, for as long as there is time."""
+    if checkpoints.away is not None:
+        checkpoints.away.finish(LAST_UPLOAD_S if finished or job.grace_s is None else job.grace_s * _STOP_SHARE)
 
 
 def use_disks(job: Job, checkpoints: Checkpoints, disks: Disks, run_dir: RunDir, group: ProcessGroup) -> None:

@@ -50,12 +50,14 @@ from jobs.pace import make_pace
 from jobs.parallel.base import Shared
 from jobs.parts import Parts
 from jobs.preparing import Saves
+from jobs.private_torch import Store
 from jobs.profiling import make_profiler
 from jobs.report import Reporter
 from jobs.sockets import GroupSockets
 from jobs.state import TrainingState, restore_model
 from jobs.stop import Stopped, StopRequest
-from jobs.store import find_store, use_disks
+from jobs.store import end_uploads, find_store, use_disks
+from jobs.store_disks import Disks
 from jobs.telling import last_summary, report_end, say_start
 from jobs.tracking import Tracking, patience_s
 from jobs.trainer import Trainer
@@ -122,17 +124,12 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     source: Source = registry.build_section("dataset", job.data)
     # What may be in memory alone is not to be lost: then a stop comes after it was loaded, and saves it.
     with nullcontext() if COUNTS_VARIABLE in os.environ else stop.at_once():
-        meeting, store = Meeting.join(world, prefix=f"attempt-{job.attempt}")
-        check_identity(meeting.gather("meet", lambda: job.identity))
-        check_size(world.size, job.world_sizes)
-        run_dir = job.run_dir or RunDir(Path(meeting.decide("place the run", lambda: place_by_hand(job))))
-        name = meeting.decide("name the run", lambda: run_id(run_dir, os.environ))
-        checkpoints = make_checkpoints(job, run_dir, name, Memory.from_env(os.environ, world, run_id=name))
-        disks = find_store(job, checkpoints, meeting)
-        prepare_once(source, meeting)
+        met = meet(job, world)
+        prepare_once(source, met.meeting)
+    meeting, checkpoints, run_dir = met.meeting, met.checkpoints, met.run_dir
     with here.sockets.watch():
-        group = init_groups(store, world, device, timeout_s=job.recipe.network.timeout.time_s)
-    use_disks(job, checkpoints, disks, run_dir, group)
+        group = init_groups(met.store, world, device, timeout_s=job.recipe.network.timeout.time_s)
+    use_disks(job, checkpoints, met.disks, run_dir, group)
     marks.at(Phase.START, 0)  # not before: preparing the data may take hours, and the others say that they wait
 
     data = source.load()
@@ -210,10 +207,35 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     tracking = Tracking.start(job, run_dir) if world.rank == 0 and not already_complete else None
     finished = trainer.run(stop=stopped and not already_complete)
     weights = end(parts, trainer, previous=last_summary(run_dir) if already_complete else {})
-    end_tracking(tracking, job, finished=finished)  # now that nobody waits for this rank
+    end_uploads(job, checkpoints, finished=finished)  # now that nobody waits for this rank
+    end_tracking(tracking, job, finished=finished)
     if world.rank == 0:
         print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
     return 0 if finished else int(ExitCode.STOPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """What all ranks know once they have met."""
+
+    meeting: Meeting
+    store: Store
+    """For the process groups."""
+    run_dir: RunDir
+    checkpoints: Checkpoints
+    disks: Disks
+
+
+def meet(job: Job, world: World) -> Met:
+    """Wait for the other ranks, and find out whether they are of this run, and what they share."""
+    meeting, store = Meeting.join(world, prefix=f"attempt-{job.attempt}")
+    check_identity(meeting.gather("meet", lambda: job.identity))
+    check_size(world.size, job.world_sizes)
+    run_dir = job.run_dir or RunDir(Path(meeting.decide("place the run", lambda: place_by_hand(job))))
+    name = meeting.decide("name the run", lambda: run_id(run_dir, os.environ))
+    checkpoints = make_checkpoints(job, run_dir, name, Memory.from_env(os.environ, world, run_id=name))
+    disks = find_store(job, checkpoints, meeting, run_dir, name)
+    return Met(meeting=meeting, store=store, run_dir=run_dir, checkpoints=checkpoints, disks=disks)
 
 
 def end(parts: Parts, trainer: Trainer, *, previous: dict[str, Any]) -> str:

@@ -8,6 +8,10 @@ supervisor-<pid>:
     supervisor_started {pid, host, channel: {address, port}} · agent_lost {node, pid, status} ·
     supervisor_ended {exit_code, swept} ·
     finished {state, cause, exit_code, reason, setup: {number, line, output}}, of a run that ends before it has agents
+watch-<host>-<pid>, the watcher of a run on Docker or ssh, where it was launched:
+    watcher_started {pid, host} · agent_lost {node, pid, status, detail}, its container or its process has ended badly ·
+    node_replaced {node} · machine_silent {node, detail} · machine_answers {node} ·
+    finished {state, cause, exit_code, reason}, where no head agent could say it · watcher_ended {left: [node]}
 batch-<k>, the batch side of a SLURM job, k the number of the allocation from 1:
     allocation_started {allocation, job, restart_count, nodes: [host], head: {address, port, interface}, seconds_left} ·
     signal_heard {signal, seconds_left, ignored} ·
@@ -69,6 +73,9 @@ worker, rank 0:
              those whose gradients overflowed, steps_left_out: those of `faults.on_nan`; of saves the time that the
              training waited for them, of the input how long the steps of rank 0 waited for their samples, of rank 0
              the memory and what torch.compile has made
+uploader, rank 0, where `checkpoint.store` is a URL:
+    uploaded {attempt, step, url, size_bytes, time_s}, complete there, and read back ·
+    upload_failed {attempt, step, url, reason}
 tracking, the process that copies metrics.jsonl to W&B and TensorBoard:
     tracking {attempt, wandb: {mode, reason, id, dir, url, sync}, tensorboard: {dir}}
 
