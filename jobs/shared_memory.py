@@ -49,7 +49,7 @@ def check_shared_memory(
     raise SharedMemoryError(
         f"{product} take {wanted / _MIB:,.0f} MiB of {folder}, the one in use included, and"
         f" {free_bytes / _MIB:,.0f} MiB are free (of {there.f_blocks * there.f_frsize / _MIB:,.0f});"
-        f" {_what_fits(free_bytes // per_batch - 1, loader_workers)}, or give the container more (--shm-size)"
+        f" {_what_fits(free_bytes // per_batch - 1, loader_workers)}, or give the container more (docker.shm_size)"
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -19,11 +21,18 @@ from launcher.planning.plan import Plan
 from launcher.runs.observed import Observation
 from launcher.runs.rundir import RunDir
 
+_ASK_EVERY_S = 0.5
+"""How often the machines are asked, where no watcher knows."""
+_UNKNOWN = Observation(alive=None)
+
 
 class HostedExecutor:
     """An executor whose nodes are in `places`. A job is named by the machine that it was launched on, and its run."""
 
     name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._said: dict[str, tuple[float, Observation]] = {}
 
     def check(self, plan: Plan) -> Sequence[Problem]:
         """Why this plan cannot run here."""
@@ -51,7 +60,11 @@ class HostedExecutor:
             return Observation(alive=None, detail=f"{ref} is no job of this place")
         if host == socket.gethostname() and watcher_of(run) is not None:
             return Observation(alive=True)
-        return self._ask(host, run)
+        asked_s, seen = self._said.get(ref.ident, (-math.inf, _UNKNOWN))
+        if time.monotonic() - asked_s >= _ASK_EVERY_S:
+            seen = self._ask(host, run)
+            self._said[ref.ident] = time.monotonic(), seen
+        return seen
 
     def _ask(self, host: str, run: RunDir) -> Observation:
         """What the nodes say, where no watcher of this machine does."""

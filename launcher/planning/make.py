@@ -92,7 +92,7 @@ def _written_down(
         ),
         engine=engine.name,
         engine_reason=engine.reason,
-        secrets=tuple(dict.fromkeys(recipe.secrets)),
+        secrets=tuple(dict.fromkeys((*recipe.secrets, *_keys(recipe, decided)))),
         setup=(*layout.network.setup, *recipe.setup),
         env=decided.env,
         env_unset=layout.network.unset,
@@ -112,6 +112,11 @@ def _written_down(
         torchrun=(),
         notes=(*loaded.notes, *_notes(recipe, decided), *remarks.notes),
     )
+
+
+def _keys(recipe: Recipe, decided: Decisions) -> tuple[str, ...]:
+    """Of trackers, for nodes that do not inherit this environment; where they are set here."""
+    return () if decided.hosts is None or recipe.tracking.wandb.mode == "disabled" else ("WANDB_API_KEY",)
 
 
 def _agent_argv(decided: Decisions) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""What is said of runs that stood still, and of ranks that the others wait for at every step. Pure."""
+"""What is said of runs that stood still, of ranks that the others wait for at every step, and of nodes that were lost.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ def straggler_text(event: Mapping[str, Any]) -> str:
 
 
 def stalls_text(events: Sequence[Event]) -> str:
-    """The hangs and the stragglers of a run, a line each; empty where there were none.
+    """The hangs, the stragglers and the lost nodes of a run, a line each; empty where there were none.
 
     A hang that was only reported may have been said more than once: the last time counts, with how it went on.
     """
     hangs: list[Event] = []
     lines: dict[int, str] = {}
-    stragglers = []
+    others: list[str] = []
     for event in events:
         name, attempt = event.get("event"), f"attempt {event.get('attempt')}"
         if name == "hang":
@@ -40,8 +42,12 @@ def stalls_text(events: Sequence[Event]) -> str:
         elif name == "hang_over" and hangs:
             lines[len(hangs)] += f"; it went on after {short_duration(float(event.get('waited_s') or 0))}"
         elif name == "straggler":
-            stragglers.append(f"straggler  {attempt}   {straggler_text(event)}")
-    return "\n".join([*lines.values(), *stragglers])
+            others.append(f"straggler  {attempt}   {straggler_text(event)}")
+        elif name == "agent_lost" and event.get("detail"):
+            others.append(f"lost       node {event.get('node')}: {event['detail']}")
+        elif name == "node_replaced" and others:
+            others[-1] += "; another agent was started in its place"
+    return "\n".join([*lines.values(), *others])
 
 
 def _since_s(event: Event) -> float:

@@ -57,7 +57,7 @@ def saw(module, inputs):
     while line["step"] == HOLD_AT and not os.path.exists(os.path.join(os.environ["LAUNCH_RUN_DIR"], "go-on")):
         time.sleep(0.02)
 
-if re.search(r"launcher[./]agent", " ".join(sys.orig_argv)):
+if re.search(r"launcher[.]agent|/agent/start[.]py", " ".join(sys.orig_argv)):
     from torch.nn.modules.module import register_module_forward_pre_hook
     register_module_forward_pre_hook(saw)
 """

@@ -45,7 +45,7 @@ def test_f008_a_shared_memory_that_is_too_small_is_found_before_the_training(sta
     assert 0 not in group.wait()
     for rank in (0, 1):
         assert "data.loader_workers 2 x data.prefetch 2 batches of 0.1 MiB on 2 ranks" in group.log(rank)
-        assert "set data.loader_workers to 0, or give the container more (--shm-size)" in group.log(rank)
+        assert "set data.loader_workers to 0, or give the container more (docker.shm_size)" in group.log(rank)
     assert not (tmp_path / "run/metrics.jsonl").exists()
 
 

@@ -31,7 +31,7 @@ def test_f008_what_does_not_fit_is_refused_with_what_would() -> None:
         check_shared_memory(5 * MIB, loader_workers=4, prefetch=2, ranks=2)
     assert str(caught.value) == (
         "data.loader_workers 4 x data.prefetch 2 batches of 5.0 MiB on 2 ranks take 90 MiB of /dev/shm, the one in use "
-        "included, and 60 MiB are free (of 64); set data.prefetch to 1, or give the container more (--shm-size)"
+        "included, and 60 MiB are free (of 64); set data.prefetch to 1, or give the container more (docker.shm_size)"
     )
 
 
