@@ -19,7 +19,7 @@ def watch(run: str, detach: bool) -> int:
     from launcher.cli.signals import SignalInbox
     from launcher.executors.base import JobRef, get_executor, observe_job
     from launcher.executors.hosted import start_watcher
-    from launcher.executors.watch import watcher_of
+    from launcher.executors.watch_lock import watcher_of
     from launcher.runs.find import find_run
     from launcher.runs.follow import Tail, size_bytes
     from launcher.runs.load import read_plan, read_record

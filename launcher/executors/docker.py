@@ -11,6 +11,7 @@ from launcher.errors import Problem
 from launcher.executors.docker_probe import ASK_S, engine_problem
 from launcher.executors.docker_words import refusal
 from launcher.executors.hosted import HostedExecutor
+from launcher.executors.local_data import named_files
 from launcher.executors.machines import ThisMachine, Unreachable
 from launcher.planning.docker import SECRETS_FOLDER
 from launcher.planning.plan import Plan
@@ -28,7 +29,7 @@ class DockerExecutor(HostedExecutor):
         if (problem := engine_problem(machine)) is not None:
             return [problem]
         try:
-            return [*_missing_image(plan, machine), *_missing_mounts(plan)]
+            return [*_missing_image(plan, machine), *_missing_mounts(plan), *_data_outside(plan)]
         except Unreachable as error:
             return [Problem(where="docker", message=error.sentence, hint=error.hint)]
 
@@ -53,6 +54,20 @@ def _missing_image(plan: Plan, machine: ThisMachine) -> Iterator[Problem]:
     else:
         hint = f"docker pull {image}, or docker.pull: missing"
     yield Problem(where="docker.image", message=f"there is no image {image} on this machine", hint=hint)
+
+
+def _data_outside(plan: Plan) -> Iterator[Problem]:
+    """Files of the data that a container would not see. Those that an image brings are its own matter."""
+    assert plan.hosts is not None
+    data = plan.recipe.get("data")
+    if not data or plan.prepare or plan.setup or plan.recipe["docker"]["code"] == "image":
+        return
+    targets = [mount.target for node in plan.hosts.nodes[:1] for mount in node.mounts]
+    for option, path in named_files(data.get("name"), data, Path(plan.worker.cwd)):
+        if not any(path.is_relative_to(target) for target in targets):
+            message = f"data.{option}: {path} is outside of what a container sees"
+            hint = f"docker.mounts: [{path}:{path}:ro]" if path.exists() else "a mount of docker.mounts that has it"
+            yield Problem(where=f"data.{option}", message=message, hint=hint)
 
 
 def _missing_mounts(plan: Plan) -> Iterator[Problem]:

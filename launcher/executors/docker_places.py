@@ -7,23 +7,33 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, Refused
 from launcher.executors.docker_words import refusal
 from launcher.executors.machines import Done, Machine, ThisMachine, Unreachable
 from launcher.executors.places import NodeState
-from launcher.planning.docker import SECRETS_FILE, SECRETS_FOLDER
+from launcher.executors.watch_lock import watcher_of
+from launcher.planning.docker import (
+    FOLDER_LABEL,
+    RUN_LABEL,
+    SECRETS_FILE,
+    SECRETS_FOLDER,
+    USER_LABEL,
+    network_of,
+)
+from launcher.runs.rundir import RunDir
 from launcher.runs.states import is_signal
 from launcher.wording import signal_name
 
 if TYPE_CHECKING:
     from launcher.planning.plan import HostNode, Plan
-    from launcher.runs.rundir import RunDir
 
 ASK_S = 30.0
 START_S = 180.0
 PULL_S = 3600.0
+_LISTED = '[{{json .Names}}, {{json .State}}, {{json (.Label "%s")}}, {{json (.Label "%s")}}]'
 _STATE = "{{json .Name}} {{json .State}}"
 _WITH_THE_ENGINE = 255
 _KILLED = (128 + signal.SIGKILL, _WITH_THE_ENGINE)
@@ -39,7 +49,8 @@ class DockerPlaces:
         self._machines: dict[str, Machine] = {"": ThisMachine()}
 
     def prepare(self) -> None:
-        """Fetch the image, make the network."""
+        """Fetch the image, make the network. What runs of this user have left whose watcher was killed is removed."""
+        sweep(ThisMachine())
         for argv in self._hosts.before:
             limit_s = PULL_S if "pull" in argv[:3] else START_S
             try:
@@ -163,6 +174,24 @@ class DockerPlaces:
 
     def _problem(self, done: Done, *, what: str, machine: str = "") -> Problem:
         return refusal(done.words, machine=machine, image=self._hosts.image, what=what)
+
+
+def sweep(machine: Machine) -> None:
+    """Remove ended containers, and the networks, of runs of this user that nobody watches and that have ended."""
+    mine = ["--filter", f"label={USER_LABEL}={os.getuid()}"]
+    try:
+        listed = machine.run(
+            ["docker", "ps", "--all", *mine, "--format", _LISTED % (RUN_LABEL, FOLDER_LABEL)], timeout_s=ASK_S
+        )
+        rows = [json.loads(line) for line in listed.text.splitlines()] if listed.code == 0 else []
+        alive = {run for _, state, run, _ in rows if state in ("running", "paused", "restarting")}
+        left = [row for row in rows if row[2] not in alive and watcher_of(RunDir(Path(row[3]))) is None]
+        for name in [row[0] for row in left]:
+            machine.run(["docker", "rm", "--force", "--volumes", name], timeout_s=ASK_S)
+        for run in dict.fromkeys(row[2] for row in left):
+            machine.run(["docker", "network", "rm", network_of(run)], timeout_s=ASK_S)
+    except Unreachable:
+        return  # whoever has asked for it finds that out, too
 
 
 def state_of(state: Mapping[str, Any]) -> NodeState:

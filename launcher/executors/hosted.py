@@ -16,7 +16,7 @@ from typing import ClassVar
 from launcher.errors import Problem, Refused
 from launcher.executors.base import JobRef
 from launcher.executors.places import places_of
-from launcher.executors.watch import watcher_of
+from launcher.executors.watch_lock import watcher_of
 from launcher.planning.plan import Plan
 from launcher.runs.observed import Observation
 from launcher.runs.rundir import RunDir

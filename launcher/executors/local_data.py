@@ -1,4 +1,4 @@
-"""Whether this machine has the files that the data of a recipe names: the workers would look for them here."""
+"""Which files the data of a recipe names, and whether this machine has them: the workers would look for them here."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ def missing_files(name: str | None, options: Mapping[str, Any], folder: Path) ->
     name: of ours; what a `target` does with its options is its own. folder: where the workers are, to which paths are
     relative. A pattern may match nothing yet, and is left to the worker.
     """
+    yield from ((option, path) for option, path in named_files(name, options, folder) if not path.exists())
+
+
+def named_files(name: str | None, options: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Path]]:
+    """Options of a data set that name a file or folder, and where that would be. As for `missing_files`."""
     entry = catalog("datasets").get(name or "")
     if entry is None:
         return
     for option in entry.paths:
         value = options.get(option)
-        if not isinstance(value, str) or value in entry.no_paths or _PATTERN.search(value):
-            continue
-        path = folder / Path(value).expanduser()
-        if not path.exists():
-            yield option, path
+        if isinstance(value, str) and value not in entry.no_paths and not _PATTERN.search(value):
+            yield option, folder / Path(value).expanduser()

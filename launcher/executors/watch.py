@@ -9,7 +9,6 @@ It says on its standard output, once, whether the nodes were started; then it sa
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import select
@@ -20,16 +19,17 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from launcher import redact
-from launcher.agent import continuing, proc
+from launcher.agent import continuing
 from launcher.agent.effects import Finish
 from launcher.agent.logs import say
 from launcher.agent.result import write_result
 from launcher.agent.supervisor import STOP_SIGNALS, hear_signals
 from launcher.errors import Problem, Refused
 from launcher.executors.places import NodeState, Places, places_of
+from launcher.executors.watch_lock import take_lock
 from launcher.executors.watching import Action, Lost, Signal, Watching, earlier, finish_of
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter, read_events
@@ -74,33 +74,6 @@ def main() -> int:
     watcher.watch()
     run.watcher.unlink(missing_ok=True)
     return 0
-
-
-def take_lock(run: RunDir) -> IO[str] | None:
-    """Be the watcher of a run, and say so in its directory. None: it has one."""
-    file = run.watcher.open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    file.seek(0)
-    file.truncate()
-    pid = os.getpid()
-    json.dump({"host": socket.gethostname(), "pid": pid, "start": proc.start_time(pid) or 0}, file)
-    file.flush()
-    return file
-
-
-def watcher_of(run: RunDir) -> int | None:
-    """The pid of the watcher of a run, if it lives on this machine."""
-    try:
-        said: dict[str, Any] = json.loads(run.watcher.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    pid = int(said.get("pid", 0))
-    here = said.get("host") == socket.gethostname()
-    return pid if here and pid and proc.start_time(pid) == said.get("start") else None
 
 
 def _tell(word: dict[str, Any]) -> None:
@@ -167,7 +140,8 @@ class Watcher:
             # Read after the question, so that the last words of a head agent that has ended are there.
             self._note_unknown(states)
             self._bring_home(ended=any(state.alive is False for state in states.values()))
-            for action in self._watching.look(states, has_result=self._run.result.exists(), now_s=time.monotonic()):
+            known = {"has_result": self._run.result.exists(), "stop_asked": self._run.stop_file.exists()}
+            for action in self._watching.look(states, **known, now_s=time.monotonic()):
                 self._do(action)
         while not self._places.bring_home() and self._is_far:
             time.sleep(_PAUSE_S)

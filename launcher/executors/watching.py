@@ -15,7 +15,7 @@ from launcher.executors.places import NodeState
 from launcher.runs.events import Event
 from launcher.runs.states import Cause, RunState, is_signal
 from launcher.runs.times import newest_submission
-from launcher.wording import first_line, signal_name
+from launcher.wording import count, first_line, signal_name
 
 BACKSTOP_S = 3.0
 """Beyond the grace time: what has not ended by then is killed."""
@@ -84,8 +84,15 @@ class Watching:
         self._end_within(self.grace_s + BACKSTOP_S, now_s)
         return [Signal(self._left(), signum)]
 
-    def look(self, states: Mapping[int, NodeState], *, has_result: bool, now_s: float) -> list[Action]:
-        """What follows from what the nodes are now. has_result: the head agent has said how the run has ended."""
+    def look(
+        self, states: Mapping[int, NodeState], *, has_result: bool, stop_asked: bool = False, now_s: float
+    ) -> list[Action]:
+        """What follows from what the nodes are now.
+
+        has_result: the head agent has said how the run has ended. stop_asked: somebody has told an agent to stop.
+        """
+        if stop_asked and not self.is_stopping:
+            self._end_within(self.grace_s + BACKSTOP_S, now_s)
         if has_result and not self._over:
             self._over = True
             self._end_within(BACKSTOP_S, now_s)
@@ -155,7 +162,7 @@ def finish_of(events: Sequence[Event], watching: Watching, hosts: Mapping[int, s
         reason = f"{signal_name(code - 128)} to {where}, before it had begun"
         return Finish(RunState.CANCELLED, Cause.CANCELLED, code, reason)
     if state.killed:
-        times = f"; {watching.replaced} were replaced before it" if watching.replaced else ""
+        times = f", after {count(watching.replaced, 'replacement')}" if watching.replaced else ""
         return Finish(RunState.FAILED, Cause.NODE_LOST, 1, f"{where} was lost: {state.detail}{times}")
     last = first_line("\n".join(reversed(words.splitlines())))
     said = f": {last}" if last else ""

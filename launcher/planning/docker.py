@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from launcher.recipe.schema import Recipe
 
 RUN_LABEL, NODE_LABEL = "launcher.run", "launcher.node"
+FOLDER_LABEL, USER_LABEL = "launcher.folder", "launcher.user"
+"""The run directory, and the number of who launches: whose watcher is gone is told by them."""
 HEAD_PORT = 29_400
 """Of the head agent, where its container has a network of its own."""
 STOP_MARGIN_S = 10.0
@@ -114,6 +116,11 @@ def name_of(run_id: str, node: int) -> str:
     return f"{run_id}-node-{node}"
 
 
+def network_of(run_id: str) -> str:
+    """The network of a run whose nodes need one."""
+    return f"launch-{run_id}"
+
+
 def secrets_folder(run_id: str, node: int, uid: int) -> str:
     """Where a node's secrets wait for its agent: in memory, outside of the run directory."""
     return f"/dev/shm/launch-{uid}-{name_of(run_id, node)}"
@@ -155,6 +162,7 @@ def plan_docker(
         words = [
             *("docker", "run", "--detach", "--name", name),
             *("--label", f"{RUN_LABEL}={job.run_id}", "--label", f"{NODE_LABEL}={node.index}"),
+            *("--label", f"{FOLDER_LABEL}={job.run_dir}", "--label", f"{USER_LABEL}={there.uid}"),
             *_network_flags(network, node.index, made=made),
             *_gpu_flags(node),
             *flags,
@@ -163,7 +171,7 @@ def plan_docker(
             there.image,
             *node_agent_argv(argv, node.index, (address, port)),
         ]
-        stop = ("docker", "stop", "--time", str(_stop_timeout_s(job.grace_s)), name)
+        stop = ("docker", "stop", "-t", str(_stop_timeout_s(job.grace_s)), name)
         started.append(HostNode(machine="", name=name, start=tuple(words), stop=stop, mounts=(*mounts, own)))
     pull = _pull(recipe, there)
     make = (("docker", "network", "create", "--label", f"{RUN_LABEL}={job.run_id}", network),) if made else ()
@@ -196,7 +204,7 @@ def _network(recipe: Recipe, job: Containers, nodes: int, remarks: Remarks) -> t
     """The network of the containers, and whether it is made for this run. Several nodes need one with names."""
     asked = recipe.docker.network
     if asked in ("auto", "bridge") and nodes > 1:
-        return f"launch-{job.run_id}", True
+        return network_of(job.run_id), True
     if asked == "host" and nodes > 1:
         message = f"docker.network: host, and {nodes} nodes on this machine would share all addresses and ports"
         remarks.problems.append(Finding("docker.network", message, "docker.network: auto makes a network for the run"))
@@ -259,7 +267,8 @@ def _mounts(recipe: Recipe, job: Containers, remarks: Remarks) -> Iterator[Mount
     seen = {job.run_dir}
     if recipe.docker.code == "mount":
         # The workdir is there for reading and writing, as everywhere else; what is only read is not to be changed.
-        for folder in dict.fromkeys((job.cwd, *job.folders)):
+        weights = recipe.checkpoint.init_from or ""
+        for folder in dict.fromkeys((job.cwd, *job.folders, *([weights] if posixpath.isabs(weights) else []))):
             if folder == "/":
                 message = "workdir: the whole disk (/) cannot be mounted into a container; launch from a folder of it"
                 remarks.problems.append(Finding("workdir", message, "workdir: a folder; or docker.code: image"))

@@ -77,8 +77,12 @@ PLACES = {
     "fake": fake_place,
     "local": pytest.param(local_place, marks=pytest.mark.process),
 }
-ON_A_CLUSTER = {"slurm": "test_slurm_contract.py", "here": "test_slurm_here.py"}
-"""Executors that need one, and the tests in tests/slurm that hold them to the same."""
+ELSEWHERE = {
+    "slurm": "slurm/test_slurm_contract.py",
+    "here": "slurm/test_slurm_here.py",
+    "docker": "docker/test_docker_contract.py",
+}
+"""Executors that need more than this machine, and the tests that hold them to the same."""
 
 
 @pytest.fixture(params=PLACES.values(), ids=PLACES)
@@ -144,8 +148,8 @@ def test_a_job_that_never_was_is_no_error(place: Place) -> None:
 
 
 def test_every_executor_of_the_table_is_here() -> None:
-    assert set(EXECUTORS) <= PLACES.keys() | ON_A_CLUSTER.keys()
+    assert set(EXECUTORS) <= PLACES.keys() | ELSEWHERE.keys()
     assert set(get_args(ExecutorName)) == set(EXECUTORS), "a profile may name every one of them"
-    assert all((Path(__file__).parents[1] / "slurm" / file).exists() for file in ON_A_CLUSTER.values())
+    assert all((Path(__file__).parents[1] / file).exists() for file in ELSEWHERE.values())
     for name in EXECUTORS:
         assert get_executor(name).name == name

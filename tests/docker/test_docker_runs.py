@@ -19,7 +19,7 @@ from launched import LAUNCH, Launch, Launched
 from tiny import tiny
 
 from launcher.executors.docker_words import refusal
-from launcher.executors.watch import watcher_of
+from launcher.executors.watch_lock import watcher_of
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("docker"), pytest.mark.timeout(300)]
 
@@ -102,7 +102,8 @@ def test_two_containers_train_what_two_agents_do_and_nothing_is_left(
     planned = json.loads(run.run.plan.read_text())["hosts"]["nodes"]
     for node, box in enumerate(seen):
         assert planned[node]["start"][-len(box["Config"]["Cmd"]) :] == box["Config"]["Cmd"]
-        assert box["Config"]["Labels"] == {"launcher.run": run.run_id, "launcher.node": str(node)}
+        labels = box["Config"]["Labels"]
+        assert (labels["launcher.run"], labels["launcher.node"]) == (run.run_id, str(node))
         assert box["Config"]["User"] == f"{os.getuid()}:{os.getgid()}"
         host = box["HostConfig"]
         assert (host["Init"], host["SecurityOpt"]) == (True, ["no-new-privileges"])
