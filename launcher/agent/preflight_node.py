@@ -8,10 +8,12 @@ next one, and says what came of it. Nothing of torch is needed. The head agent j
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -36,6 +38,7 @@ _ANSWER_S = 3.0
 _CHUNK = bytes(1 << 18)
 _NONCE_BYTES = 16
 _MOST_AT_ONCE = 64
+_SIOCGIFMTU = 0x8921
 
 
 class NodePreflight:
@@ -155,7 +158,7 @@ def main(text: str) -> NoReturn:
             "kind": "here",
             **here,
             "port": listener.getsockname()[1],
-            "mtu": _number(link / "mtu"),
+            "mtu": _mtu(listener, order["interface"]),
             "speed_mbps": _number(link / "speed") if (link / "device").exists() else None,
             "cpu_rate": rate,
             "cpu_share": share,
@@ -193,6 +196,15 @@ def _gpus(order: Mapping[str, Any] | None) -> dict[str, Any]:
         return {"wanted": order["wanted"], "values": GpuMeter(order["visible"]).measure()}
     except NoMeterError as error:
         return {"wanted": order["wanted"], "note": str(error)}
+
+
+def _mtu(sock: socket.socket, interface: str) -> int | None:
+    """By the kernel: /sys may show another network than the one that this process is in."""
+    try:
+        answer = fcntl.ioctl(sock.fileno(), _SIOCGIFMTU, struct.pack("16si12x", interface.encode()[:15], 0))
+    except OSError:
+        return None
+    return int(struct.unpack("16si12x", answer)[1])
 
 
 def _number(path: Path) -> int | None:

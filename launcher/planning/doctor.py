@@ -39,6 +39,8 @@ class Diagnosis:
     what: str
     message: str
     fix: str = ""
+    where: str = ""
+    """The host; empty: this machine."""
 
 
 def diagnose(machine: Machine) -> list[Diagnosis]:
@@ -76,7 +78,7 @@ def _torch(machine: Machine) -> Iterator[Diagnosis]:
         )
         yield _note("torch", f"{message} (from {version_text(OLDEST_TORCH)})", install)
     else:
-        yield _ok("torch", f"{torch.version} for {python}")
+        yield _ok("torch", f"{torch.text} for {python}")
 
 
 def _gpus(machine: Machine) -> Iterator[Diagnosis]:

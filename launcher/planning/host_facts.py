@@ -57,6 +57,7 @@ last() { kept=; while IFS= read -r line; do [ -z "$line" ] || kept=$line; done; 
 say begin 1
 host=$(uname -n)
 say hostname "$host"
+say reached-at "$SSH_CONNECTION"
 say clock "$(date +%s.%N 2>/dev/null)"
 (
 if command -v nvidia-smi >/dev/null 2>&1; then
@@ -98,6 +99,10 @@ fi
 if command -v ip >/dev/null 2>&1; then
     ip -o addr show up 2>/dev/null | while read -r _ name family address _; do
         case $family in inet|inet6) say address "${name%%@*}" "${address%%/*}";; esac
+    done
+    # /sys may show another network than the one that this process is in.
+    ip -o link show up 2>/dev/null | while read -r _ name _ _ mtu _; do
+        name=${name%:}; say link "${name%%@*}" "$mtu"
     done
 else say no-ip
 fi
@@ -263,6 +268,8 @@ class HostFacts:
     """/dev/shm first, then the folders that were asked for."""
     own_name_address: str = ""
     """A loopback address that /etc/hosts gives the host's own name; empty: none."""
+    reached_at: str = ""
+    """Its own address, by which ssh has reached it."""
     clock_s: float | None = None
     """Its time when it was asked, in seconds since the epoch."""
 
@@ -302,17 +309,7 @@ def host_facts(answer: str) -> HostFacts:
     memory = {name: int(value) * 1024 for name, value in _words(said, "memory", 2) if value.isdecimal()}
     return HostFacts(
         hostname=_one(said, "hostname"),
-        interfaces=tuple(
-            HostInterface(
-                name=name,
-                addresses=tuple(addresses.get(name, ())),
-                mtu=_whole(mtu),
-                speed_mbps=_whole(speed) or None,
-                is_virtual=kind == "virtual",
-            )
-            for name, mtu, speed, state, kind in _words(said, "interface", 5)
-            if state != "down"
-        ),
+        interfaces=_interfaces(said, addresses),
         knows_addresses="no-ip" not in said,
         ports=tuple(
             FabricPort(
@@ -352,9 +349,26 @@ def host_facts(answer: str) -> HostFacts:
             for total, free, writable, path in _words(said, "space", 4)
             if total.isdecimal() and free.isdecimal()
         ),
+        reached_at=_reached_at(_one(said, "reached-at")),
         own_name_address=_one(said, "own-name"),
         clock_s=_real(_one(said, "clock")),
     )
+
+
+def gpu_links(topology: Sequence[str]) -> dict[tuple[int, int], str]:
+    """How pairs of GPUs are joined, by `nvidia-smi topo -m`: `NV18`, or the PCIe between them (`PIX` to `SYS`)."""
+    rows = [line.split() for line in topology]
+    columns = next((row for row in rows if row and row[0] == "GPU0" and row[1:2] != ["X"]), [])
+    names = [name for name in columns if re.fullmatch(r"GPU\d+", name)]
+    links = {}
+    for row in rows:
+        if row and re.fullmatch(r"GPU\d+", row[0]) and row is not columns and len(row) > len(names):
+            own = int(row[0].removeprefix("GPU"))
+            for name, link in zip(names, row[1:], strict=False):
+                other = int(name.removeprefix("GPU"))
+                if own < other:
+                    links[own, other] = link
+    return links
 
 
 def host_from_json(raw: Mapping[str, Any]) -> HostFacts:
@@ -369,6 +383,23 @@ def host_from_json(raw: Mapping[str, Any]) -> HostFacts:
     }
     texts = ("paths", "nccl_conf", "topology", "docker_runtimes", "quota")
     return HostFacts(**{**raw, **parts, **{name: tuple(raw.get(name, ())) for name in texts}})
+
+
+def _interfaces(said: dict[str, list[str]], addresses: Mapping[str, list[str]]) -> tuple[HostInterface, ...]:
+    """Those that are up, by `ip` where there is one; what the kernel shows of their devices."""
+    known = {name: (mtu, speed, state, kind) for name, mtu, speed, state, kind in _words(said, "interface", 5)}
+    up = dict(_words(said, "link", 2)) or {name: mtu for name, (mtu, _, state, _) in known.items() if state != "down"}
+    nothing = ("", "", "", "virtual")
+    return tuple(
+        HostInterface(
+            name=name,
+            addresses=tuple(addresses.get(name, ())),
+            mtu=_whole(mtu),
+            speed_mbps=_whole(known.get(name, nothing)[1]) or None,
+            is_virtual=known.get(name, nothing)[3] == "virtual",
+        )
+        for name, mtu in up.items()
+    )
 
 
 def _one(said: dict[str, list[str]], key: str) -> str:
@@ -390,6 +421,12 @@ def _real(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
+
+
+def _reached_at(connection: str) -> str:
+    """Of SSH_CONNECTION: the address of the server."""
+    words = connection.split()
+    return words[2] if len(words) == 4 else ""
 
 
 def _slurm(text: str) -> str:

@@ -14,7 +14,7 @@ _TORCH_LIMIT_S = 90.0
 _SPY_LIMIT_S = 15.0
 _NAME_LIMIT_S = 5.0
 
-_ASK_TORCH = """
+ASK_TORCH = """
 import json, torch
 cuda = torch.cuda
 found = {
@@ -24,9 +24,14 @@ found = {
     "architectures": cuda.get_arch_list() if torch.version.cuda else [],
     "distributed": torch.distributed.is_available() and torch.distributed.is_gloo_available(),
     "fault": "",
+    "cudnn": "",
+    "nccl": "",
 }
 if torch.version.cuda:
     try:
+        number = torch.backends.cudnn.version() or 0
+        found["cudnn"] = "%d.%d.%d" % (number // 10000, number // 100 % 100, number % 100) if number else ""
+        found["nccl"] = ".".join(map(str, cuda.nccl.version()))
         cuda.init()
     except Exception as error:
         found["fault"] = str(error).splitlines()[0]
@@ -48,13 +53,23 @@ class Torch:
     distributed: bool = True
     fault: str = ""
     """Why it cannot be imported, or CUDA not be started."""
+    cudnn: str = ""
+    """The versions that it has loaded of these libraries."""
+    nccl: str = ""
+
+    @property
+    def text(self) -> str:
+        """`2.13.0 (CUDA 12.8, cuDNN 9.10.2, NCCL 2.28.3)`."""
+        parts = (("CUDA", self.cuda), ("cuDNN", self.cudnn), ("NCCL", self.nccl))
+        of = ", ".join(f"{name} {version}" for name, version in parts if version)
+        return f"{self.version} ({of})" if of else self.version
 
 
 def ask_torch(python: str, *, limit_s: float = _TORCH_LIMIT_S) -> Torch:
     """Import torch in a process of its own, and start CUDA there if it has any."""
     try:
         done = subprocess.run(
-            [python, "-P", "-c", _ASK_TORCH],
+            [python, "-P", "-c", ASK_TORCH],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -66,12 +81,17 @@ def ask_torch(python: str, *, limit_s: float = _TORCH_LIMIT_S) -> Torch:
         return Torch(fault=f"importing it takes more than {limit_s:g} s")
     except OSError as error:
         return Torch(fault=str(error))
-    for line in done.stdout.splitlines():
+    return torch_of(done.stdout, done.stderr, done.returncode)
+
+
+def torch_of(output: str, errors: str, code: int) -> Torch:
+    """What ASK_TORCH has said, of a process that has ended with this code."""
+    for line in output.splitlines():
         if line.startswith("launch-torch "):
             raw: dict[str, Any] = json.loads(line.removeprefix("launch-torch "))
             return Torch(**{**raw, "architectures": tuple(raw["architectures"])})
-    said = done.stderr.strip().splitlines()
-    return Torch(fault=said[-1] if said else f"its import ended with exit code {done.returncode}")
+    said = errors.strip().splitlines()
+    return Torch(fault=said[-1] if said else f"its import ended with exit code {code}")
 
 
 def resolve(name: str, *, limit_s: float = _NAME_LIMIT_S) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from fake_executor import STARTS, FakeExecutor
 
 from launcher.planning.all_reduce import Tried
 from launcher.planning.facts import Interface
+from launcher.planning.host_facts import HostFacts
 from launcher.planning.machine import Driver, Machine, Space
 from launcher.planning.probes import Torch
 from launcher.runs.find import all_runs
@@ -178,6 +179,8 @@ class TestDoctor:
             }
             made = Machine(**{**known, **changes})
             monkeypatch.setattr("launcher.planning.machine.probe_machine", lambda *_, **__: made)
+            asked = HostFacts(hostname="lovelace")
+            monkeypatch.setattr("launcher.executors.host_doctor.ask_host", lambda *_, **__: asked)
 
         return place_at
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -37,13 +38,16 @@ def port(
     return {f"{folder}/state": f"{state}\n", f"{folder}/link_layer": f"{layer}\n", f"{folder}/rate": f"{rate}\n"}
 
 
-def asked(root: Path, *folders: str, programs: dict[str, str] | None = None) -> HostFacts:
+def asked(root: Path, *folders: str, programs: Files | None = None, only: tuple[str, ...] = ()) -> HostFacts:
+    """only: the programs that there are."""
     bin_ = root / "bin"
     bin_.mkdir()
+    for name in only:
+        (bin_ / name).symlink_to(shutil.which(name) or "")
     for name, text in (programs or {}).items():
         (bin_ / name).write_text(text)
         (bin_ / name).chmod(0o755)
-    env = {**os.environ, "PATH": f"{bin_}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    env = {**os.environ, "PATH": str(bin_) if only else f"{bin_}:/usr/sbin:/usr/bin:/sbin:/bin"}
     done = subprocess.run(probe_argv(folders, root=str(root)), capture_output=True, text=True, check=False, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     return host_facts(done.stdout)
@@ -84,9 +88,23 @@ def test_interfaces_with_what_their_links_can(tmp_path: Path) -> None:
         folder = f"sys/class/net/{name}"
         write(tmp_path, {f"{folder}/mtu": mtu, f"{folder}/speed": speed, f"{folder}/operstate": state})
     addresses = "1: lo    inet 127.0.0.1/8 scope host lo\n2: eth0@if7    inet 10.0.0.5/24 scope global eth0\n"
-    ip = f"#!/bin/sh\nprintf '%s' '{addresses}2: eth0    inet6 fe80::1/64 scope link\n'\n"
-    (eth0,) = asked(tmp_path, programs={"ip": ip}).interfaces
-    assert (eth0.name, eth0.addresses, eth0.mtu, eth0.speed_mbps) == ("eth0", ("10.0.0.5",), 9000, 25000)
+    links = "1: lo: <LOOPBACK,UP> mtu 65536 qdisc noqueue\n2: eth0@if7: <BROADCAST,UP> mtu 1450 qdisc noqueue\n"
+    said = f"printf '%s' '{addresses}2: eth0    inet6 fe80::1/64 scope link\n'"
+    ip = f"#!/bin/sh\ncase $* in *link*) printf '%s' '{links}';; *) {said};; esac\n"
+    (tmp_path / "with").mkdir()
+    (tmp_path / "sys").rename(tmp_path / "with" / "sys")
+    lo, eth0 = asked(tmp_path / "with", programs={"ip": ip}).interfaces
+    assert (lo.name, lo.addresses, lo.is_virtual) == ("lo", ("127.0.0.1",), True)
+    assert (eth0.name, eth0.addresses, eth0.mtu, eth0.speed_mbps) == ("eth0", ("10.0.0.5",), 1450, 25000)
+
+
+def test_without_ip_there_are_interfaces_and_no_addresses(tmp_path: Path) -> None:
+    for name, mtu, speed, state in (("eth0", "9000", "25000", "up"), ("eth1", "1500", "-1", "down")):
+        folder = f"sys/class/net/{name}"
+        write(tmp_path, {f"{folder}/mtu": mtu, f"{folder}/speed": speed, f"{folder}/operstate": state})
+    found = asked(tmp_path, only=("sh", "uname", "cat", "date", "df", "readlink", "nproc"))
+    assert not found.knows_addresses
+    assert [(each.name, each.addresses, each.mtu) for each in found.interfaces] == [("eth0", (), 9000)]
 
 
 def test_gpus_and_their_health(tmp_path: Path) -> None:

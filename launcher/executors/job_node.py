@@ -1,0 +1,42 @@
+"""Machines that are reached through something else: a node of the job that this process is in, a container."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.executors.machines import Done, Machine, ThisMachine
+
+
+class JobNode:
+    """A node of the allocation of SLURM that this process is in, by srun."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._here = name, ThisMachine()
+
+    @property
+    def name(self) -> str:
+        """As SLURM has it."""
+        return self._name
+
+    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float) -> Done:  # noqa: A002 - as subprocess
+        """Run a command there, beside what runs in the job already. Raises Unreachable."""
+        step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={self._name}", "--mpi=none", "--quiet")
+        return self._here.run((*step, *argv), input=input, timeout_s=timeout_s)
+
+
+class Container:
+    """A container of an image on a machine, a new one for each command. It is gone with it."""
+
+    def __init__(self, machine: Machine, image: str, *, gpus: bool) -> None:
+        self._machine, self._image, self._gpus = machine, image, gpus
+
+    @property
+    def name(self) -> str:
+        """`node0: launcher:cpu`."""
+        return f"{self._machine.name}: {self._image}" if self._machine.name else f"a container of {self._image}"
+
+    def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float) -> Done:  # noqa: A002 - as subprocess
+        """Run a command in a container that shares the network of its machine. Raises Unreachable."""
+        gpus = ("--gpus", "all") if self._gpus else ()
+        words = ("docker", "run", "--rm", "--interactive", "--init", "--network", "host", *gpus)
+        return self._machine.run((*words, "--entrypoint", "", self._image, *argv), input=input, timeout_s=timeout_s)
