@@ -272,6 +272,7 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
         slurm=on_slurm,
         template=folder / expanded(recipe.slurm.template) if on_slurm and recipe.slurm.template else None,
         until=recipe.limits.until,
+        store="" if is_elsewhere else recipe.checkpoint.store,
     )
     if executor == "here" and facts.allocation is None:
         from launcher.executors.here import not_inside

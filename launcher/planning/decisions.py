@@ -22,7 +22,8 @@ from launcher.planning.program import placeholders_of
 from launcher.planning.sky import SkyJob, cwd_on_sky, grace_on_sky, plan_sky, python_on_sky, shape_on_sky
 from launcher.planning.slurm import Job, grace_of, plan_slurm
 from launcher.planning.slurm_nodes import NodeShape, nodes_of_job, on_node, shape_nodes
-from launcher.planning.ssh import cwd_on_hosts, nodes_on_hosts, on_hosts, plan_ssh, shape_of_host
+from launcher.planning.ssh import cwd_on_hosts, nodes_on_hosts, on_hosts, plan_ssh, shape_of_host, unshared_checkpoints
+from launcher.planning.store_facts import store_refusals
 from launcher.planning.topology import (
     Device,
     Finding,
@@ -121,7 +122,9 @@ def decide(
     interpreters, facts = _interpreters(recipe, facts, executor, remarks, refusals)
     layout = _lay_out(loaded, facts, executor, remarks)
     paths = _paths(loaded, facts, run_id=run_id, runs_dir=runs_dir)
+    refusals += store_refusals(recipe.checkpoint.store, facts.store_fault)
     if executor == SSH:
+        refusals += unshared_checkpoints(recipe, facts)
         paths = dataclasses.replace(paths, cwd=cwd_on_hosts(recipe, facts, paths.cwd, paths.run_dir, remarks))
     if executor == SKY:
         paths = dataclasses.replace(paths, cwd=cwd_on_sky(recipe, paths.run_dir))

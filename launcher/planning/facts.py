@@ -26,6 +26,7 @@ from launcher.planning.host_facts import HostFacts, host_from_json
 from launcher.planning.interpreters import Interpreter, probe
 from launcher.planning.slurm_facts import Allocation, SlurmFacts, SlurmProbe, allocation_of, slurm_from_json
 from launcher.planning.ssh_facts import SshHost, ssh_hosts_from_json
+from launcher.planning.store_facts import store_fault
 
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TP_", "FI_")
 FORWARDED_NAMES = frozenset(
@@ -101,6 +102,8 @@ class Facts:
     """{"sha": str | None, "dirty": bool}"""
     code: CodeFacts | None = None
     """The code that is launched. None: nobody asked."""
+    store_fault: str = ""
+    """Why the recipe's `checkpoint.store` cannot be used here."""
     secrets_missing: tuple[str, ...] = ()
     """Variables that the recipe names as secrets and that are not set here. No value is ever read."""
     slurm: SlurmFacts | None = None
@@ -137,12 +140,13 @@ def gather_facts(
     slurm: bool = False,
     template: Path | None = None,
     until: str | None = None,
+    store: str = "",
 ) -> Facts:
     """Probe this machine. Takes tens of milliseconds, imports no torch, and changes nothing.
 
     What the recipe says: `python`, the interpreter of the workers; `secrets`, variables that have to be set; `template`
-    and `until` of its sections `slurm` and `limits`. `slurm`: ask that, too. Raises Refused for a template that cannot
-    be read.
+    and `until` of its sections `slurm` and `limits`, `store` of `checkpoint`. `slurm`: ask that, too. Raises Refused
+    for a template that cannot be read.
     """
     here = (cwd or Path.cwd()).absolute()
     git = _start_git(here)  # runs while the rest is looked up
@@ -165,6 +169,7 @@ def gather_facts(
         slurm_configured=_slurm_configured(),
         nsys=shutil.which("nsys") is not None,
         git=_finish_git(git),
+        store_fault=store_fault(store),
         secrets_missing=tuple(name for name in dict.fromkeys(secrets) if not os.environ.get(name)),
         slurm=None if probing is None else probing.answer(),
         allocation=allocation_of(os.environ),
