@@ -15,7 +15,7 @@ RUNS := $(VENV)/.runs
 PYTEST := $(BIN)/python -m pytest -q
 PARALLEL ?= 2
 
-.PHONY: help install demo slurm-demo test test-quick test-faults bench lint schema constraints test-deps clean
+.PHONY: help install demo slurm-demo test sky-deps test-quick test-faults bench lint schema constraints test-deps clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +67,9 @@ test-faults: install  ## tests that break things on purpose: half an hour; the l
 	$(PYTEST) tests/faults || status=$$?; \
 	$(PYTEST) -m long --ignore=tests/faults || { long=$$?; [ $$long -eq 5 ] || status=$$long; }; \
 	exit $$status
+
+sky-deps:  ## SkyPilot in an environment of its own (460 MB), whose loader the tests of --on sky ask
+	@[ -x build/sky/bin/sky ] || { $(PYTHON) -m venv build/sky && build/sky/bin/pip install --quiet 'skypilot==0.14.1'; }
 
 bench: install  ## measurements against torchrun; each prints a table
 	@for script in $$(grep -l __main__ tests/bench/*.py); do echo "== $$script"; $(BIN)/python "$$script"; done

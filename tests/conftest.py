@@ -23,6 +23,7 @@ from pathlib import Path
 import engine
 import pytest
 from memory_groups import make_memory_group
+from sky_command import SKY
 from sshd import has_sshd
 from testcluster import checks
 from testcluster.layout import Cluster, ClusterError, default_scratch, running_scratch
@@ -92,6 +93,11 @@ def _has_docker() -> bool:
     return not engine.missing() and _has_netns()
 
 
+def _has_sky() -> bool:
+    """Whether SkyPilot is there, in an environment of its own."""
+    return SKY.exists()
+
+
 def _has_ssh() -> bool:
     """Whether hosts with an sshd of their own can be made."""
     return has_sshd() and _has_netns()
@@ -109,6 +115,7 @@ NEEDS = {
     "ssh": Need(
         "SSH hosts", cache(_has_ssh), "needs root, iproute2, OpenSSH's client and server (as root: make test-deps)"
     ),
+    "sky": Need("SkyPilot", cache(_has_sky), "its loader reads the tasks of --on sky: make sky-deps (460 MB)"),
     "docker": Need(
         "Docker", cache(_has_docker), f"an engine of the tests' own: {engine.missing() or 'needs namespaces'}"
     ),

@@ -35,15 +35,14 @@ def command_path(name: str) -> str:
 def load_problems(plan: Plan) -> list[Problem]:
     """What SkyPilot's own loader says of the task."""
     assert plan.sky is not None
-    said = _helped(plan, "load", limit_s=_LOAD_S)
-    if isinstance(said, str):
-        return []
-    return [said]
+    said = ask_helper(plan.sky.submit[0], "load", plan.sky.task, limit_s=_LOAD_S)
+    return [] if isinstance(said, str) else [said]
 
 
 def price_text(plan: Plan) -> str:
     """What SkyPilot would rent, and what it costs per hour, in its own words. Raises Refused."""
-    said = _helped(plan, "price", limit_s=_PRICE_S)
+    assert plan.sky is not None
+    said = ask_helper(plan.sky.submit[0], "price", plan.sky.task, limit_s=_PRICE_S)
     if isinstance(said, str):
         return said.strip()
     raise Refused([said])
@@ -56,16 +55,15 @@ def _path_of(name: str) -> str | None:
     return found or (str(beside) if "/" not in name and beside.is_file() else None)
 
 
-def _helped(plan: Plan, mode: str, *, limit_s: float) -> str | Problem:
-    """The output of the helper, or what went wrong."""
-    assert plan.sky is not None
-    command = command_path(plan.sky.submit[0])
+def ask_helper(name: str, mode: str, tasks: str, *, limit_s: float = _LOAD_S) -> str | Problem:
+    """What the helper prints, in the interpreter of SkyPilot, or what went wrong. tasks: one YAML document, or several."""
+    command = command_path(name)
     python = Path(command).resolve().with_name("python")
     if not python.is_file():
         message = f"{command}: its environment has no interpreter at {python}"
         return Problem(where="sky.command", message=message, hint="the `sky` of an environment: ENVIRONMENT/bin/sky")
     try:
-        done = calls.run([str(python), "-P", str(_HELPER), mode], limit_s=limit_s, told=plan.sky.task)
+        done = calls.run([str(python), "-P", str(_HELPER), mode], limit_s=limit_s, told=tasks)
     except subprocess.TimeoutExpired:
         return Problem(where="SkyPilot", message=f"it has not answered within {limit_s:.0f} s", hint="sky api status")
     if done.returncode == 0:

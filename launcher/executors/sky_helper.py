@@ -1,4 +1,4 @@
-"""Run by SkyPilot's own interpreter, with a task file as standard input: `load`, or `price`. Imports SkyPilot alone.
+"""Run by SkyPilot's own interpreter, with task files as standard input: `load`, or `price`. Imports SkyPilot alone.
 
 load: has SkyPilot's own loader read it. price: prints what SkyPilot would rent, and what that costs per hour.
 """
@@ -30,9 +30,9 @@ def main(mode: str) -> None:
     import sky  # type: ignore[import-not-found,unused-ignore]
     import yaml
 
-    document = yaml.safe_load(sys.stdin)
-    names = document.get("secrets") or {}
-    task = sky.Task.from_yaml_config(document, secrets_overrides=[(name, "-") for name in names])
+    for document in yaml.safe_load_all(sys.stdin):
+        secrets = [(name, "-") for name in document.get("secrets") or {}]
+        task = sky.Task.from_yaml_config(document, secrets_overrides=secrets)
     if mode == "price":
         table = io.StringIO()
         with sky.Dag() as dag:

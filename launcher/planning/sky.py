@@ -125,7 +125,7 @@ def plan_sky(recipe: Recipe, facts: Facts, job: SkyJob, remarks: Remarks) -> Sky
         "file_mounts": {**_plain(sky.file_mounts), **mounts},
         "envs": {"LAUNCH_RUN_ID": job.run_id},
         "secrets": dict.fromkeys(secrets),
-        "setup": _setup(recipe, job.python),
+        "setup": _setup(recipe, job.python, payload),
         "run": run_script(
             run_dir=job.run_dir,
             payload=payload,
@@ -224,10 +224,11 @@ def _files(job: SkyJob, recipe: Recipe, payload: str) -> dict[str, str]:
     return {f"{payload}/{name}": posixpath.join(job.run_dir, name) for name in names}
 
 
-def _setup(recipe: Recipe, python: str) -> str:
+def _setup(recipe: Recipe, python: str, payload: str) -> str:
     sky = recipe.sky
     if sky.setup != "auto":
-        return "\n".join([*sky.setup, ""])
+        there = [f"cd {payload}/{CODE}"] if recipe.is_script else []
+        return "\n".join(["set -euo pipefail", *there, *sky.setup, ""])
     return setup_script(python=python, image=bool(sky.image), is_script=recipe.is_script, store=store_of(recipe))
 
 
