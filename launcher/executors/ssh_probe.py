@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import time
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 _LIMIT_S = 3.0 * CONNECT_S
 _MOST_AT_ONCE = 32
 _NEEDED_BYTES = 100 << 20
+_MAKE = """
+folder=$1
+while [ -n "$folder" ] && [ ! -d "$folder" ]; do folder=${folder%/*}; done
+: >"$folder/$2" && echo "$folder/$2"
+"""
 
 
 def ask_hosts(recipe: Recipe, *, python: str, workdir: str, root: Path) -> tuple[SshHost, ...]:
@@ -46,7 +52,26 @@ def ask_hosts(recipe: Recipe, *, python: str, workdir: str, root: Path) -> tuple
     problems += [problem for host in hosts for problem in _problems(host, root)]
     if problems:
         raise Refused(problems)
-    return tuple(hosts)
+    if len(hosts) < 2 or all(host.shared for host in hosts):
+        return tuple(hosts)
+    return (hosts[0], *_compared(hosts, config=recipe.ssh.config, root=root))
+
+
+def _compared(hosts: Sequence[SshHost], *, config: str | None, root: Path) -> Iterator[SshHost]:
+    """The hosts but the first, with whether they see its folder of runs: by a file that is written there now."""
+    name = f".launch-{secrets.token_hex(8)}"
+    machines = [SshMachine(host.destination, config=config) for host in hosts]
+    try:
+        token = machines[0].run(("sh", "-c", _MAKE, "launch", str(root), name), timeout_s=_LIMIT_S).text
+        try:
+            for host, machine in zip(hosts[1:], machines[1:], strict=True):
+                done = machine.run(("test", "-e", token), timeout_s=_LIMIT_S)
+                yield dataclasses.replace(host, sees_first=bool(token) and done.code == 0)
+        finally:
+            if token:
+                machines[0].run(("rm", "-f", "--", token), timeout_s=_LIMIT_S)
+    except Unreachable as error:
+        raise Refused([Problem(where="ssh.hosts", message=error.sentence, hint=error.hint)]) from error
 
 
 def _ask(destination: str, argv: Sequence[str], *, config: str | None, python: str) -> SshHost | Problem:

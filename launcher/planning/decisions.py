@@ -125,7 +125,7 @@ def decide(
     refusals += store_refusals(recipe.checkpoint.store, facts.store_fault)
     if executor == SSH:
         refusals += unshared_checkpoints(recipe, facts)
-        paths = dataclasses.replace(paths, cwd=cwd_on_hosts(recipe, facts, paths.cwd, paths.run_dir, remarks))
+        paths = dataclasses.replace(paths, cwd=cwd_on_hosts(recipe, facts, paths.cwd, paths.run_dir, refusals))
     if executor == SKY:
         paths = dataclasses.replace(paths, cwd=cwd_on_sky(recipe, paths.run_dir))
     resumable = not recipe.is_script or recipe.resume is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.planning.interpreters import Interpreter
@@ -96,6 +96,18 @@ def shape_of_host(recipe: Recipe, facts: Facts, remarks: Remarks) -> NodeShape:
     return NodeShape(device=device, gpus=gpus, cpus=max(1, cpus), cpus_key="plan")
 
 
+def unshared_checkpoints(recipe: Recipe, facts: Facts) -> Iterator[Finding]:
+    """Checkpoints that each node would write to a folder of its own, where they are meant to be in one."""
+    apart = next((host.destination for host in facts.ssh if not host.sees_first), None)
+    if apart is not None and not recipe.is_script and recipe.checkpoint.store == "shared":
+        message = f"checkpoint.store: shared, and {apart} does not see the folder of runs of {facts.ssh[0].destination}"
+        hint = (
+            "checkpoint.store: replicate keeps the newest one on two hosts, a URL such as s3://bucket/runs elsewhere; "
+            "or --runs-dir with a folder that all hosts share"
+        )
+        yield Finding("checkpoint.store", message, hint)
+
+
 def nodes_on_hosts(recipe: Recipe, facts: Facts, shape: NodeShape) -> tuple[NodePlan, ...]:
     """One node on each host. Addresses are bound there, all but that of the first, which the others come to."""
     gpus = tuple(range(shape.device.gpus_per_node)) if shape.device.name == "cuda" else ()
@@ -133,7 +145,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def cwd_on_hosts(recipe: Recipe, facts: Facts, cwd: str, run_dir: str, remarks: Remarks) -> str:
+def cwd_on_hosts(recipe: Recipe, facts: Facts, cwd: str, run_dir: str, refusals: list[Finding]) -> str:
     """Where the workers run: as on this machine; where a host has no such folder, in the run directory.
 
     A script without a copy there has nothing to run.
@@ -146,7 +158,7 @@ def cwd_on_hosts(recipe: Recipe, facts: Facts, cwd: str, run_dir: str, remarks: 
     if facts.code is not None and not facts.code.snapshot:
         message = f"workdir: {lacking} has no {cwd}, and the code is not copied: {facts.code.reason}"
         hint = "a git repository of at most 50 MB is copied to the hosts; or the same folder on each of them"
-        remarks.problems.append(Finding("workdir", message, hint))
+        refusals.append(Finding("workdir", message, hint))
     return f"{run_dir}/{CODE}"
 
 

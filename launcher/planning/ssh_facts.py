@@ -77,6 +77,8 @@ class SshHost:
     """One that was free."""
     shared: bool = False
     """Whether it sees the folder of the runs as the machine that launches does: by a file that was written there."""
+    sees_first: bool = True
+    """Whether it sees that folder as the first host does."""
     has_workdir: bool = False
     """Whether there is a folder by the path of the workers' own."""
     clock_ahead_s: float | None = None
