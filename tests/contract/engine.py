@@ -118,7 +118,7 @@ class Engine:
         self._unshare: subprocess.Popen[str] | None = None
         self._daemon: subprocess.Popen[bytes] | None = None
         self.proxy: ForwardProxy | None = None
-        self._number = 0
+        self._number = -1  # no cable yet
         (folder / "bin").mkdir()
         (folder / "gpu").mkdir()
         (folder / "config").mkdir()
@@ -178,6 +178,9 @@ class Engine:
         assert self._unshare.stdout is not None
         assert self._unshare.stdout.readline() == "up\n", self.log.read_text()
         self._plug_in()
+        # Nobody answers there, and containers hear so at once; one that cannot be reached they would wait for.
+        (self.folder / "resolv.conf").write_text(f"nameserver {self.outside}\n")
+        _must(*self.inside("mount", "--bind", str(self.folder / "resolv.conf"), "/etc/resolv.conf"))
         self.proxy = ForwardProxy(self.outside)
         self.start_daemon(gpus=gpus)
 
@@ -238,9 +241,20 @@ class Engine:
         limit_s: float = LIMIT_S,
     ) -> subprocess.CompletedProcess[str]:
         """`docker ...`. One that has to succeed (`check`) shows what it said where it did not."""
-        done = _call(*("docker", *arguments), stdin=stdin, env={**self._environment(), **(env or {})}, limit_s=limit_s)
+        return self.call("docker", *arguments, check=check, stdin=stdin, env=env, limit_s=limit_s)
+
+    def call(
+        self,
+        *argv: str,
+        check: bool = True,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> subprocess.CompletedProcess[str]:
+        """Another client of this engine."""
+        done = _call(*argv, stdin=stdin, env={**self._environment(), **(env or {})}, limit_s=limit_s)
         said = f"{done.stdout}\n{done.stderr}"
-        assert not check or done.returncode == 0, f"docker {' '.join(arguments)}: {done.returncode}\n{said}"
+        assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.returncode}\n{said}"
         return done
 
     def inspect(self, name: str) -> dict[str, Any]:
@@ -262,7 +276,7 @@ class Engine:
     def build(self, *arguments: str, limit_s: float = 600.0) -> str:
         """`docker build`, with the way out that this machine has: its proxy, its authorities. What it printed."""
         assert self.proxy is not None
-        proxy = [word for name in ("HTTP_PROXY", "HTTPS_PROXY") for word in ("--build-arg", f"{name}={self.proxy.url}")]
+        proxy = [word for name in ("http_proxy", "https_proxy") for word in ("--build-arg", f"{name}={self.proxy.url}")]
         bundle = Path("/etc/ssl/certs/ca-certificates.crt")
         secrets = ["--secret", f"id=ca,src={bundle}"] if bundle.exists() else []
         done = self.docker("build", "--progress=plain", *proxy, *secrets, *arguments, limit_s=limit_s)
