@@ -1,11 +1,12 @@
-"""Asks a machine what it has: one round trip of the probe of `planning/host_facts.py`."""
+"""Asks a machine what it has: one round trip of the probe of `planning/host_script.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from launcher.executors.machines import Machine, ThisMachine, Unreachable
-from launcher.planning.host_facts import PROBE_LIMIT_S, HostFacts, host_facts, probe_argv
+from launcher.planning.host_facts import HostFacts, host_facts
+from launcher.planning.host_script import PROBE_LIMIT_S, probe_argv
 
 
 def ask_host(machine: Machine | None = None, folders: Sequence[str] = ()) -> HostFacts:

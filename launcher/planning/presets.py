@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from launcher.planning.host_facts import GIB_SCRIPT, NCCL_CONF, TCPXO_SCRIPTS, FabricPort, HostFacts
+from launcher.planning.host_facts import FabricPort, HostFacts
+from launcher.planning.host_script import GIB_SCRIPT, NCCL_CONF, TCPXO_SCRIPTS
 
 VERBS = "/dev/infiniband"
 """Devices of InfiniBand, RoCE and EFA."""

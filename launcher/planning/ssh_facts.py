@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.planning.host_facts import HostFacts, host_facts, host_from_json, probe_argv
+from launcher.planning.host_facts import HostFacts, host_facts, host_from_json
+from launcher.planning.host_script import probe_argv
 
 MODULES = {"job": ("torch", "numpy", "xxhash", "pydantic", "omegaconf", "yaml"), "script": ("torch",)}
 """What the interpreter of a host has to have, by the kind of the workers. Our own packages travel with the run."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.planning.host_facts import HostFacts, host_facts, host_from_json, probe_argv
+from launcher.planning.host_facts import HostFacts, gpu_links, host_facts, host_from_json
+from launcher.planning.host_script import probe_argv
 
 Files = dict[str, str]
 SMI = """#!/bin/sh
@@ -114,7 +115,7 @@ def test_gpus_and_their_health(tmp_path: Path) -> None:
     assert (first.ecc_uncorrected, first.throttle_reasons, first.power_limit_w) == (0, 4, 600.0)
     assert (second.ecc_uncorrected, second.throttle_reasons, second.pcie_width) == (3, None, 8)
     assert found.cuda == "12.4"
-    assert any("NV18" in line for line in found.topology)
+    assert gpu_links(found.topology) == {(0, 1): "NV18"}
 
 
 @pytest.mark.parametrize(
