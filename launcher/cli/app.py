@@ -20,7 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("launcher.cli.status:status", "State, queue, nodes, workers, attempts and cause of a run, or of many."),
     "logs": ("launcher.cli.logs:logs", "Output of a run; -f follows it."),
     "report": ("launcher.cli.report:report", "Why a run ended, and where the time went."),
-    "watch": ("launcher.cli.watch:watch", "Go on watching a run on Docker or ssh hosts from here: replace what is lost."),
+    "watch": (
+        "launcher.cli.watch:watch",
+        "Go on watching a run on Docker or ssh from here: what is lost is replaced.",
+    ),
     "cancel": ("launcher.cli.runs:cancel", "Stop a run, with a checkpoint."),
     "resume": ("launcher.cli.resume:resume", "Go on with a run that has ended, under the same id."),
     "rerun": ("launcher.cli.rerun:rerun", "The same plan again, as a new run."),
@@ -110,7 +113,10 @@ def app() -> None:
 @click.option("--nodes", type=NODES, metavar="N|MIN:MAX", help="Number of nodes; 1:4 goes on with fewer.")
 @click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Workers per node.")
 @click.option(
-    "--on", "where", metavar="WHERE", help="Where to run: local, slurm, here (this allocation), or a profile."
+    "--on",
+    "where",
+    metavar="WHERE",
+    help="Where to run: local, slurm, here (this allocation), docker, ssh, sky, a profile.",
 )
 @click.option("--name", metavar="NAME", help="First part of the run id.")
 @click.option("--after", metavar="RUN|JOB", help="On SLURM: not before this run, or job, has ended well.")

@@ -563,7 +563,8 @@ class Profile(Section):
     """A site: which executor, and what is said for every run there. The lowest layer: a recipe says it better."""
 
     executor: ExecutorName
-    """What starts the agents: slurm, local (this machine), or here (the allocation that `launch` is called in)."""
+    """What starts the agents: slurm, local (this machine), here (the allocation that `launch` is called in), docker,
+    ssh, or sky."""
     description: str = ""
     """A line for `launch list profiles`."""
     slurm: SlurmSection = SlurmSection()

@@ -24,7 +24,7 @@ MAX_NODES = 50_000
 
 EMPTY_HINTS = {
     "recipe": "a recipe has a name and either model, data and train, or a script",
-    "profile": "a profile names its `executor`: slurm, local or here",
+    "profile": "a profile names its `executor`: slurm, local, here, docker, ssh or sky",
     "config": "its one key is `on: NAME`; or remove the file",
 }
 """What a file of each kind holds at least."""

@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tiny import tiny
 
 from launcher.executors.docker_words import refusal
 from launcher.executors.watch_lock import watcher_of
+from launcher.runs.rundir import RunDir
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("docker"), pytest.mark.timeout(300)]
 
@@ -65,16 +67,25 @@ def profile_of(folder: Path, **docker: Any) -> Path:
 
 
 @pytest.fixture
-def boxes(launch: Launch, tmp_path: Path) -> Boxes:
-    """Launch the recipe on two containers. hold_at: a step that waits for `go-on`."""
+def boxes(engine: Engine, launch: Launch, tmp_path: Path) -> Iterator[Boxes]:
+    """Launch the recipe on two containers. hold_at: a step that waits for `go-on`. What a test that fails leaves is
+    removed, for the next one."""
+    started: list[Launched] = []
 
     def start(*arguments: str, hold_at: int = 0, docker: dict[str, Any] | None = None, **given: Any) -> Launched:
         path, sections = tmp_path / "boxes.yaml", given.pop("sections", {})
         path.write_text(json.dumps(recipe_of(env={"TEST_HOLD_AT": str(hold_at)}, **sections)))
         profile = profile_of(tmp_path, **(docker or {}))
-        return launch(path, "--on", str(profile), *arguments, cwd=tmp_path, **given)
+        started.append(launch(path, "--on", str(profile), *arguments, cwd=tmp_path, **given))
+        return started[-1]
 
-    return start
+    yield start
+    folders = [folder for run in started for folder in run.runs.glob(f"{run.name}-*")]
+    for pid in filter(None, (watcher_of(RunDir(folder)) for folder in folders)):
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.05)
+        engine.tidy()
 
 
 def holds(run: Launched) -> None:
