@@ -21,6 +21,7 @@ from launcher.planning import calls
 from launcher.planning.plan import Plan, SkyPlan
 from launcher.planning.sky import TASK
 from launcher.planning.sky_script import TOKEN
+from launcher.planning.store_facts import store_fault
 from launcher.runs.find import find_run
 from launcher.runs.load import read_plan
 from launcher.runs.observed import Observation
@@ -43,7 +44,11 @@ class SkyExecutor:
         """Whether SkyPilot is there, and takes the task."""
         assert plan.sky is not None
         problem = find_command(plan.sky.submit[0])
-        return [problem] if problem is not None else load_problems(plan)
+        found = [problem] if problem is not None else load_problems(plan)
+        if plan.sky.store and (fault := store_fault(plan.sky.store)):
+            hint = "the record of the run comes home through it"
+            found.append(Problem(where="checkpoint.store", message=fault, hint=hint))
+        return found
 
     def warm(self, run_dir: Path) -> None:
         """Agents run on other machines: there is nothing to import here."""

@@ -56,7 +56,7 @@ def _path_of(name: str) -> str | None:
 
 
 def ask_helper(name: str, mode: str, tasks: str, *, limit_s: float = _LOAD_S) -> str | Problem:
-    """What the helper prints, in the interpreter of SkyPilot, or what went wrong. tasks: one YAML document, or several."""
+    """What the helper prints, in the interpreter of SkyPilot, or what went wrong. tasks: one YAML document or more."""
     command = command_path(name)
     python = Path(command).resolve().with_name("python")
     if not python.is_file():

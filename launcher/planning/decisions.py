@@ -122,7 +122,8 @@ def decide(
     interpreters, facts = _interpreters(recipe, facts, executor, remarks, refusals)
     layout = _lay_out(loaded, facts, executor, remarks)
     paths = _paths(loaded, facts, run_id=run_id, runs_dir=runs_dir)
-    refusals += store_refusals(recipe.checkpoint.store, facts.store_fault)
+    if executor != SKY:  # rented machines install what they need; who launches is asked by the executor
+        refusals += store_refusals(recipe.checkpoint.store, facts.store_fault)
     if executor == SSH:
         refusals += unshared_checkpoints(recipe, facts)
         paths = dataclasses.replace(paths, cwd=cwd_on_hosts(recipe, facts, paths.cwd, paths.run_dir, refusals))
@@ -166,7 +167,7 @@ def decide(
         layout = dataclasses.replace(layout, nodes=inside(layout.nodes))
     if executor == SSH:
         run_dir = paths.run_dir
-        hosts = plan_ssh(recipe, facts, remarks, run_id=run_id, run_dir=run_dir, python=interpreters.python)
+        hosts = plan_ssh(recipe, facts, run_id=run_id, run_dir=run_dir, python=interpreters.python)
     sky = None
     if executor == SKY:
         grace_s = grace_on_sky(recipe, remarks)
