@@ -94,10 +94,11 @@ def device_of_node(
 ) -> Device:
     """Device and workers of a node with so many GPUs; all nodes are alike.
 
-    where: `the job asks for`, `each host has`. hint: what helps where there is none; more: what would ask for `{}`.
+    where: `the job asks for`; `each host has`, which needs no "per node".
+    hint: what helps where there is none; more: what would ask for `{}`.
     one: what follows the sentence about one GPU, and its hint.
     """
-    resources = recipe.resources
+    resources, per = recipe.resources, "" if where.startswith("each ") else " per node"
     asked = None if resources.nproc_per_node == "auto" else resources.nproc_per_node
     if resources.device == "cpu" or (resources.device == "auto" and not gpus):
         reason = "as asked" if resources.device == "cpu" else f"{where} no GPU"
@@ -113,7 +114,7 @@ def device_of_node(
         remarks.problems.append(
             Finding(
                 "resources.nproc_per_node",
-                f"resources.nproc_per_node: {asked} workers of a node need a GPU each, but {where} {gpus} per node",
+                f"resources.nproc_per_node: {asked} workers of a node need a GPU each, but {where} {gpus}{per}",
                 f"nproc_per_node: {gpus}, {more.format(asked)}or device: cpu",
             )
         )
@@ -123,7 +124,7 @@ def device_of_node(
     used = max(nproc, gpus) if uses_all_gpus(recipe) else nproc
     if gpus > used:
         remarks.notes.append(f"{gpus - used} of {gpus} GPUs of each node stay idle: {count(nproc, 'worker')} per node")
-    reason = "as asked" if resources.device != "auto" else f"{where} {count(gpus, 'GPU')} per node"
+    reason = "as asked" if resources.device != "auto" else f"{where} {count(gpus, 'GPU')}{per}"
     return Device(name="cuda", reason=reason, nproc_per_node=nproc, nproc_reason=why, gpus_per_node=used)
 
 

@@ -126,7 +126,10 @@ def nodes_on_hosts(recipe: Recipe, facts: Facts, shape: NodeShape) -> tuple[Node
 
 
 def head_address(recipe: Recipe, hosts: Sequence[SshHost]) -> str:
-    """How the other nodes reach node 0: by `network.interface`, else by the address that this machine reaches it by."""
+    """How the other nodes reach node 0: by `network.interface`, else by the address that this machine reaches it by.
+
+    Empty for an interface that it does not have, which `network.py` tells of.
+    """
     if not hosts:
         return ""
     first, wanted = hosts[0], recipe.network.interface
@@ -162,15 +165,10 @@ def cwd_on_hosts(recipe: Recipe, facts: Facts, cwd: str, run_dir: str, refusals:
     return f"{run_dir}/{CODE}"
 
 
-def plan_ssh(recipe: Recipe, facts: Facts, remarks: Remarks, *, run_id: str, run_dir: str, python: str) -> HostsPlan:
+def plan_ssh(recipe: Recipe, facts: Facts, *, run_id: str, run_dir: str, python: str) -> HostsPlan:
     """The line of each node, which returns at once."""
     hosts = facts.ssh
     head = head_address(recipe, hosts)
-    if hosts and not head:
-        interface = recipe.network.interface
-        message = f"network.interface: {hosts[0].destination}, the first host, has no {interface} with an address"
-        there = ", ".join(f"{each.name} ({each.addresses[0]})" for each in hosts[0].facts.interfaces if each.addresses)
-        remarks.problems.append(Finding("network.interface", message, f"it has {there or 'none'}"))
     port = (hosts[0].port if hosts else None) or 0
     return HostsPlan(
         nodes=tuple(
