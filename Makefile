@@ -15,7 +15,7 @@ RUNS := $(VENV)/.runs
 PYTEST := $(BIN)/python -m pytest -q
 PARALLEL ?= 2
 
-.PHONY: help install demo slurm-demo test sky-deps test-quick test-faults bench lint schema constraints test-deps clean
+.PHONY: help install demo slurm-demo test sky-deps test-quick test-faults test-docker image bench lint schema constraints test-deps clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,17 @@ test-faults: install  ## tests that break things on purpose: half an hour; the l
 sky-deps:  ## SkyPilot in an environment of its own (460 MB), whose loader the tests of --on sky ask
 	@[ -x build/sky/bin/sky ] || { $(PYTHON) -m venv build/sky && build/sky/bin/pip install --quiet 'skypilot==0.14.1'; }
 
+test-docker: install  ## as root: a real Docker engine, the image, runs in containers; fails where no engine can be started
+	LAUNCH_TEST_REQUIRE=docker $(PYTEST) tests/docker
+
+# TARGET=cuda for GPUs; BUILD_OPTIONS: proxy, index, authorities ... (docs/docker.md).
+TARGET ?= cpu
+image:  ## the image launcher:cpu (TARGET=cuda: launcher:cuda) by docker/Dockerfile; needs Docker, and nothing of .venv
+	DOCKER_BUILDKIT=1 docker build --file docker/Dockerfile --target $(TARGET) --tag launcher:$(TARGET) \
+		--build-arg VERSION="$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" \
+		--build-arg REVISION="$$(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)" \
+		--build-arg CREATED="$$(git log -1 --format=%cI 2>/dev/null || echo unknown)" $(BUILD_OPTIONS) .
+
 bench: install  ## measurements against torchrun; each prints a table
 	@for script in $$(grep -l __main__ tests/bench/*.py); do echo "== $$script"; $(BIN)/python "$$script"; done
 
@@ -79,7 +90,7 @@ lint: install  ## ruff, mypy --strict, the layers of the house, shellcheck
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck .ci/run slurm/demo
+	$(BIN)/shellcheck .ci/run slurm/demo docker/steps/apt docker/steps/headers docker/steps/pip
 
 schema: install  ## write the JSON Schemas of recipes and profiles, and docs/recipes.md, after a change of the recipe
 	$(BIN)/python -m launcher.recipe.jsonschema
@@ -101,6 +112,7 @@ test-deps:  ## as root: the system packages that tests need, if they are missing
 	command -v ssh >/dev/null || missing="$$missing openssh-client"; \
 	[ -x /usr/sbin/sshd ] || missing="$$missing openssh-server"; \
 	$(PYTHON) -c 'import ensurepip' 2>/dev/null || missing="$$missing python3-venv"; \
+	if docker=$$($(PYTHON) tests/contract/engine_packages.py); then missing="$$missing $$docker"; fi; \
 	if slurm=$$($(PYTHON) slurm/cluster check); then missing="$$missing $$slurm"; fi; \
 	missing=$$(echo $$missing); \
 	if [ -z "$$missing" ]; then echo "test-deps: nothing is missing"; \

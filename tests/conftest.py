@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import engine
+import engine_packages
 import pytest
 from memory_groups import make_memory_group
 from sky_command import SKY
@@ -90,7 +90,7 @@ def _has_slurm() -> bool:
 
 def _has_docker() -> bool:
     """Whether an engine can be started: all installed, and namespaces for it."""
-    return not engine.missing() and _has_netns()
+    return not engine_packages.missing() and engine_packages.client() is not None and _has_netns()
 
 
 def _has_sky() -> bool:
@@ -117,7 +117,7 @@ NEEDS = {
     ),
     "sky": Need("SkyPilot", cache(_has_sky), "its loader reads the tasks of --on sky: make sky-deps (460 MB)"),
     "docker": Need(
-        "Docker", cache(_has_docker), f"an engine of the tests' own: {engine.missing() or 'needs namespaces'}"
+        "Docker", cache(_has_docker), engine_packages.missing() or "needs namespaces, and a docker client with BuildKit"
     ),
 }
 

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 import base_image
 import pytest
+from engine_packages import SYSTEM_PATH, client, find_program, missing
 from forward_proxy import ForwardProxy
 
 NETWORK = "198.18.92"
@@ -35,10 +35,7 @@ GIVEN_BASE = Path(os.environ["LAUNCH_TEST_BASE"]) if "LAUNCH_TEST_BASE" in os.en
 READY_S = 60.0
 LIMIT_S = 120.0
 _LOOK_EVERY_S = 0.05
-_PROGRAMS = ("dockerd", "docker", "containerd", "runc", "docker-init", "iptables", "mmdebstrap", "ip", "nsenter")
-_PACKAGES = "docker.io iptables mmdebstrap tini iproute2"
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INIT = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nprint('up', flush=True)\nwhile 1: signal.pause()"
 """Process 1 of the namespaces: it buries the orphans of others, and all end with it."""
 _BOOT = """
@@ -72,42 +69,6 @@ cat > /dev/null
 """
 
 
-def missing() -> str:
-    """Why no engine can be started here; empty: it can."""
-    if os.geteuid() != 0:
-        return "needs root"
-    absent = [name for name in _PROGRAMS if not find_program(name)]
-    if absent:
-        return f"not installed: {', '.join(absent)}. As root: make test-deps, or apt-get install {_PACKAGES}"
-    return "" if _client() else "no docker client that can build with BuildKit: install the buildx plugin"
-
-
-def find_program(name: str) -> str | None:
-    """Where a program is; daemons are often not on the PATH."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_PATH}")
-
-
-def _client() -> str | None:
-    """A docker client that can build with BuildKit: newer ones need a plugin for it."""
-    for folder in f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_PATH}".split(":"):
-        found = shutil.which("docker", path=folder)
-        if found and (_says(found, "buildx", "version") is not None or _major(found) < 23):
-            return found
-    return None
-
-
-def _major(client: str) -> int:
-    said = _says(client, "version", "--format", "{{.Client.Version}}") or ""
-    number = said.partition(".")[0]
-    return int(number) if number.isdecimal() else sys.maxsize
-
-
-def _says(*argv: str) -> str | None:
-    """What a command prints on its standard output; None where that is nothing."""
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
-
-
 class Engine:
     """One engine. It is off until `boot`."""
 
@@ -122,10 +83,10 @@ class Engine:
         (folder / "bin").mkdir()
         (folder / "gpu").mkdir()
         (folder / "config").mkdir()
-        client, runc = _client(), find_program("runc")
-        assert client, missing()
+        docker, runc = client(), find_program("runc")
+        assert docker, "no docker client that can build with BuildKit: install the buildx plugin"
         assert runc, missing()
-        (folder / "bin" / "docker").symlink_to(client)
+        (folder / "bin" / "docker").symlink_to(docker)
         (folder / "daemon.json").write_text("{}")
         _write_program(folder / "bin" / "runc-capped", _CAPPED_RUNC.format(python=sys.executable, runc=runc))
         _write_program(folder / "gpu" / "nvidia-container-runtime-hook", _GPU_HOOK)
@@ -202,7 +163,7 @@ class Engine:
         """Start the daemon. gpus: it takes `--gpus`, as on a machine with NVIDIA's toolkit."""
         assert self._daemon is None, "the daemon runs already"
         place = self.folder
-        path = f"{place / 'bin'}:{_SYSTEM_PATH}"
+        path = f"{place / 'bin'}:{SYSTEM_PATH}"
         argv = (
             *("dockerd", "--config-file", str(place / "daemon.json"), "--host", f"unix://{self.socket}"),
             *("--data-root", str(place / "data"), "--exec-root", str(place / "exec")),

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -50,12 +50,11 @@ def torch_for_cpus(engine: Engine) -> Iterator[list[str]]:
             server.server_close()
 
 
-def build_cpu(engine: Engine, context: Path = ROOT, *options: str, tag: str = CPU) -> str:
-    """Build the target `cpu`; return what was printed."""
-    with torch_for_cpus(engine) as place:
-        file = context / "docker" / "Dockerfile"
-        base = ("--build-arg", f"BASE={BASE}", "--target", "cpu", "--tag", tag, "--file", str(file))
-        return engine.build(*base, *place, *options, str(context))
+def build_cpu(engine: Engine, torch_place: Sequence[str], *options: str, context: Path = ROOT, tag: str = CPU) -> str:
+    """Build the target `cpu`; return what was printed. torch_place: of `torch_for_cpus`."""
+    file = context / "docker" / "Dockerfile"
+    base = ("--build-arg", f"BASE={BASE}", "--target", "cpu", "--tag", tag, "--file", str(file))
+    return engine.build(*base, *torch_place, *options, str(context))
 
 
 def copy_of_the_tree(folder: Path) -> Path:
