@@ -57,7 +57,7 @@ _CLASSES = (
     _Class(Cause.SAVE, frozenset({"SaveError"}), _NEVER),  # of jobs.checkpoint; before its base
     _Class(Cause.CHECKPOINT, frozenset({"CheckpointError"}), _NEVER),
     _Class(Cause.USAGE, frozenset({"ImportError", "SyntaxError"}), _NEVER),
-    _Class(Cause.RECIPE, frozenset({"UntrainableError"}), _NEVER),  # of jobs.registry
+    _Class(Cause.RECIPE, frozenset({"UntrainableError", "SharedMemoryError"}), _NEVER),  # of jobs: known beforehand
     _Class(Cause.NAN, frozenset({"FloatingPointError"}), _NEVER),
     _Class(
         Cause.PEER_LOST,

@@ -58,7 +58,7 @@ class DockerPlaces:
             except Unreachable as error:
                 self.clear()
                 raise Refused([Problem(where="docker", message=error.sentence, hint=error.hint)]) from None
-            if done.code:
+            if done.code and "already exists" not in done.words:  # the network of a run whose watcher was killed
                 self.clear()
                 raise Refused([self._problem(done, what=shlex.join(argv[:3]))])
 

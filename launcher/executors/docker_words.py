@@ -52,7 +52,7 @@ _KNOWN: Sequence[tuple[str, str, str]] = (
         "docker network prune removes those that nobody uses",
     ),
     (
-        r"bind source path does not exist: (?P<path>\S+)",
+        r"bind source path does not exist: (?P<path>[^\s;]+?)[.;\s]*($|\s)",
         "there is no {path}{where}, which a container is to see",
         "docker.mounts: folders that are there",
     ),

@@ -23,8 +23,8 @@ def carry_agent(run: RunDir, plan: Plan) -> None:
     if str(run.agent_start) in starts and plan.executor in ("docker", "ssh", "sky") and plan.worker.kind == "job":
         # The training program, too: a host needs nothing of ours, and every node runs the same one.
         for package in (_PACKAGE, _PACKAGE.with_name("jobs")):
-            unread = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(package, run.agent_code / package.name, ignore=unread, dirs_exist_ok=True)
+            for file in sorted(path for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+                _copy([file], run.agent_code / package.name / file.relative_to(package).parent)
         shutil.copyfile(_PACKAGE / "agent" / "start.py", run.agent_start)
     elif str(run.agent_start) in starts:
         for folder in _CARRIED:

@@ -51,14 +51,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return criteria.undisturbed(tmp_path_factory.mktemp("reference"), recipe_of(), nodes=2)
 
 
-def profile_of(folder: Path, **docker: Any) -> Path:
+def profile_of(folder: Path, hold_at: int, **docker: Any) -> Path:
     """A profile whose image has the packages of these tests, and imports the `sitecustomize` of `criteria`."""
     source = site_packages()[1].split(":")[0]
     criteria.install(folder)
     section = {
         "image": BASE,
         "mounts": [f"{source}:/site-packages:ro"],
-        "args": ["--env", f"PYTHONPATH={folder}:/site-packages"],
+        "args": ["--env", f"PYTHONPATH={folder}:/site-packages", "--env", f"TEST_HOLD_AT={hold_at}"],
         **docker,
     }
     path = folder / "boxes.profile.yaml"
@@ -74,8 +74,8 @@ def boxes(engine: Engine, launch: Launch, tmp_path: Path) -> Iterator[Boxes]:
 
     def start(*arguments: str, hold_at: int = 0, docker: dict[str, Any] | None = None, **given: Any) -> Launched:
         path, sections = tmp_path / "boxes.yaml", given.pop("sections", {})
-        path.write_text(json.dumps(recipe_of(env={"TEST_HOLD_AT": str(hold_at)}, **sections)))
-        profile = profile_of(tmp_path, **(docker or {}))
+        path.write_text(json.dumps(recipe_of(**sections)))
+        profile = profile_of(tmp_path, hold_at, **(docker or {}))
         started.append(launch(path, "--on", str(profile), *arguments, cwd=tmp_path, **given))
         return started[-1]
 
@@ -177,20 +177,17 @@ def test_docker_stop_of_one_container_saves_and_a_resume_goes_on_exactly(
 
 
 @pytest.mark.parametrize("how", ["cancel", "Ctrl-C"])
-def test_a_request_to_stop_saves_and_leaves_no_container(
-    engine: Engine, boxes: Boxes, command: Command, how: str
-) -> None:
+def test_a_request_to_stop_saves_and_leaves_no_container(engine: Engine, boxes: Boxes, how: str) -> None:
     detached = ["--detach"] if how == "cancel" else []
     run = boxes(*detached, hold_at=HOLD_AT)
     holds(run)
-    go_on(run) if how == "cancel" else run.signal(signal.SIGINT)
     if how == "cancel":
-        done = command("cancel", str(run.run.path))
-        assert done.returncode == 0, done.stdout + done.stderr
+        cancel = subprocess.Popen([LAUNCH, "cancel", str(run.run.path)], stdout=subprocess.DEVNULL)
     else:
-        run.wait_for_event("stop_requested", LIMIT_S)
-        go_on(run)
-        assert run.wait(LIMIT_S) == 75
+        run.signal(signal.SIGINT)
+    run.wait_for_event("stop_requested", LIMIT_S)
+    go_on(run)
+    assert (cancel.wait(LIMIT_S) == 0) if how == "cancel" else (run.wait(LIMIT_S) == 75)
     assert (run.result["state"], run.result["exit_code"]) == ("CANCELLED", 75)
     assert engine.left() == []
 
@@ -215,6 +212,28 @@ def test_without_a_watcher_the_run_goes_on_and_another_one_takes_over(
     said, _ = watching.communicate(timeout=LIMIT_S)
     assert (watching.returncode, "SUCCEEDED" in said) == (0, True)
     criteria.assert_bit(run.run, reference)
+    assert engine.left() == []
+
+
+def test_what_a_killed_watcher_leaves_goes_with_the_next_run_and_a_resume_goes_on(
+    engine: Engine, boxes: Boxes, command: Command, reference: Reference
+) -> None:
+    lost = [boxes("--detach", hold_at=HOLD_AT) for _ in range(2)]
+    for run in lost:
+        assert run.wait(LIMIT_S) == 0
+        holds(run)
+        pid = watcher_of(run.run)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        engine.docker("kill", container(run, 0), container(run, 1))
+        run.until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+        status = json.loads(command("status", str(run.run.path), "--json").stdout)
+        assert (status["state"], "it is gone" in status["sentence"]) == ("FAILED", True)
+    assert len(engine.left()) == 6, "two containers and a network of each"
+    go_on(lost[0])
+    resumed = command("resume", str(lost[0].run.path))
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    criteria.assert_bit(lost[0].run, reference)
     assert engine.left() == []
 
 
