@@ -113,6 +113,24 @@ def test_node_0_and_its_disk_are_lost_and_the_run_goes_on_from_what_the_other_ma
     criteria.assert_clean(lambda: left(run.inner))
 
 
+def test_another_node_and_its_disk_are_lost_and_no_step_is(make_bed: MakeBed, reference: Reference) -> None:
+    """The first node keeps the newest step in its memory meanwhile, as with a shared folder."""
+    run = apart(make_bed(2))
+    run.inner.start()
+    run.inner.wait_for_step(25)
+    host = run.inner.bed.hosts[1]
+    host.kill()
+    run.inner.until(lambda: run.happened("rescued"))
+    run.wipe(1)
+    host.boot()
+    run.inner.start(1)
+    assert run.inner.wait() == 0, run.inner.text
+    criteria.assert_bit(run.inner.run, reference)
+    assert criteria.made_twice(run.inner.run) == []
+    assert run.whole(0) == run.whole(1) == [f"step-{STEPS - EVERY}", f"step-{STEPS}"]
+    criteria.assert_clean(lambda: left(run.inner))
+
+
 def test_all_machines_lose_their_power_and_node_0_its_disk(make_bed: MakeBed, reference: Reference) -> None:
     """Then no memory helps: the run goes on from the copy of the newest checkpoint on the other disk."""
     run = apart(make_bed(2))
