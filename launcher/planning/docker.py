@@ -40,6 +40,7 @@ _HOME = "/tmp"
 _LEAST_SHM_BYTES = 1 << 30
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_MTU_BYTES = 1500
 _STACK_BYTES = 67_108_864
 _OWN_ARGS = {
     "--detach": "a run is always detached",
@@ -174,7 +175,11 @@ def plan_docker(
         stop = ("docker", "stop", "-t", str(_stop_timeout_s(job.grace_s)), name)
         started.append(HostNode(machine="", name=name, start=tuple(words), stop=stop, mounts=(*mounts, own)))
     pull = _pull(recipe, there)
-    make = (("docker", "network", "create", "--label", f"{RUN_LABEL}={job.run_id}", network),) if made else ()
+    make = (
+        (("docker", "network", "create", *_mtu(facts), "--label", f"{RUN_LABEL}={job.run_id}", network),)
+        if made
+        else ()
+    )
     return HostsPlan(
         nodes=tuple(started),
         head_address=address,
@@ -209,6 +214,13 @@ def _network(recipe: Recipe, job: Containers, nodes: int, remarks: Remarks) -> t
         message = f"docker.network: host, and {nodes} nodes on this machine would share all addresses and ports"
         remarks.problems.append(Finding("docker.network", message, "docker.network: auto makes a network for the run"))
     return ("bridge" if asked == "auto" else asked), False
+
+
+def _mtu(facts: Facts) -> tuple[str, ...]:
+    """The packets of a network that is made are 1500 bytes whatever the machine's are: on many clouds, too long."""
+    links = [each for host in facts.hosts[:1] for each in host.interfaces if each.addresses and not each.is_virtual]
+    least = min((each.mtu for each in links if each.mtu), default=_MTU_BYTES)
+    return ("--opt", f"com.docker.network.driver.mtu={least}") if least < _MTU_BYTES else ()
 
 
 def _network_flags(network: str, node: int, *, made: bool) -> tuple[str, ...]:
