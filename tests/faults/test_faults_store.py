@@ -131,6 +131,32 @@ def test_another_node_and_its_disk_are_lost_and_no_step_is(make_bed: MakeBed, re
     criteria.assert_clean(lambda: left(run.inner))
 
 
+@pytest.mark.long
+def test_a_run_of_one_to_two_nodes_has_one_copy_while_it_is_alone_and_two_again_after_that(
+    make_bed: MakeBed, reference: Reference
+) -> None:
+    """The other machine comes back with an empty disk."""
+    run = Apart(planned(make_bed(2), nodes="1:2", hold_at=45, **REPLICATE))
+    run.inner.start()
+    run.inner.wait_for_step(15)
+    host = run.inner.bed.hosts[1]
+    host.kill()
+    run.wipe(1)
+    run.inner.until(lambda: run.happened("checkpoint_saved", step=40), LIMIT_S)
+    assert "step-40" in run.whole(0)
+    assert run.whole(1) == []
+    host.boot()
+    run.inner.start(1)
+    run.inner.until(lambda: len(run.happened("node_joined", node=1)) > 1, LIMIT_S)
+    (run.disks[0] / "go-on").touch()
+    assert run.inner.wait() == 0, run.inner.text
+    started = run.happened("training_started")
+    assert [event["world_size"] for event in started] == [2, 1, 2]
+    criteria.assert_close(run.inner.run, reference, until=15)
+    assert run.whole(0) == run.whole(1) == [f"step-{STEPS - EVERY}", f"step-{STEPS}"]
+    criteria.assert_clean(lambda: left(run.inner))
+
+
 def test_all_machines_lose_their_power_and_node_0_its_disk(make_bed: MakeBed, reference: Reference) -> None:
     """Then no memory helps: the run goes on from the copy of the newest checkpoint on the other disk."""
     run = apart(make_bed(2))

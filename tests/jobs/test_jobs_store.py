@@ -87,14 +87,19 @@ def test_a_checkpoint_is_whole_on_two_disks_and_each_copy_is_the_same(
     assert "kept on the disks of node 0 and node 1" in ranks.log()
 
 
-def test_with_the_disk_of_node_0_lost_the_run_goes_on_from_the_other_copy(start: Start, tmp_path: Path) -> None:
-    whole = on_disks(start, disks_of(tmp_path / "whole"), recipe_of())
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_with_the_disk_of_node_0_lost_the_run_goes_on_from_the_other_copy(
+    start: Start, tmp_path: Path, strategy: str
+) -> None:
+    parallelism = {"strategy": strategy}
+    whole = on_disks(start, disks_of(tmp_path / "whole"), recipe_of(parallelism=parallelism))
     assert whole.wait() == [0, 0], whole.log()
     disks = disks_of(tmp_path)
-    first = on_disks(start, disks, recipe_of(train={"until": "20 steps", "eval_every": "10 steps"}))
+    train = {"until": "20 steps", "eval_every": "10 steps"}
+    first = on_disks(start, disks, recipe_of(train=train, parallelism=parallelism))
     assert first.wait() == [0, 0], first.log()
     shutil.rmtree(disks[0] / "run")
-    second = on_disks(start, disks, recipe_of(), attempt=2)
+    second = on_disks(start, disks, recipe_of(parallelism=parallelism), attempt=2)
     assert second.wait() == [0, 0], second.log()
     assert "step-20 was sent from the disk of node 1 to node 0" in second.log()
     assert second.event("training_started")["resumed_from"] == "step-20"
