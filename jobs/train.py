@@ -46,6 +46,7 @@ from jobs.making import (
 )
 from jobs.marks import Marks
 from jobs.memory import Memory
+from jobs.mesh import Grid
 from jobs.pace import make_pace
 from jobs.parallel.base import Shared
 from jobs.parts import Parts
@@ -135,7 +136,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     marks.at(Phase.START, 0)  # not before: preparing the data may take hours, and the others say that they wait
 
     data = source.load()
-    grid, shared = share_model(job, world, device)
+    grid, shared = share(job, here)
     state = make_state(job, shared, device)
     choice, progress = checkpoints.resume(meeting, state, group)
     if choice.name is None:
@@ -213,6 +214,14 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     if world.rank == 0:
         print(f"weights_sha256 {weights}" if finished else f"stopped at step {trainer.progress.step}", flush=True)
     return 0 if finished else int(ExitCode.STOPPED)
+
+
+def share(job: Job, here: Here) -> tuple[Grid, Shared]:
+    """The network as the strategy shares it, connected to the other ranks."""
+    grid, shared = share_model(job, here.world, here.device)
+    with here.sockets.watch():
+        shared.connect(local_size=here.world.local_size, timeout_s=job.recipe.network.timeout.time_s)
+    return grid, shared
 
 
 def end(parts: Parts, trainer: Trainer, *, previous: dict[str, Any]) -> str:

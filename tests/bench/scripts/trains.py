@@ -43,7 +43,7 @@ class Digits(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return (self.images[index].float() - MEAN) / STD, int(self.labels[index])
+        return (self.images[index].float() / 255 - MEAN / 255) / (STD / 255), int(self.labels[index])
 
 
 def make_net() -> nn.Module:
