@@ -33,7 +33,7 @@ Step = Callable[[Tensor, Tensor], object]
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
-    """One at a time, as torchvision makes them (ToTensor, Normalize), but without its detour over an image: generous."""
+    """One at a time, as torchvision makes them (ToTensor, Normalize), but without its detour over an image."""
 
     def __init__(self) -> None:
         self.images = read_idx(SAMPLE / "train-images-idx3-ubyte.gz").unsqueeze(1)
