@@ -31,6 +31,13 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.sync import FOLDER, ORDER, UPLOAD, read_sent, sent_path
 
 POLL_S = 0.5
+NICE = 19
+"""The training goes before: on few CPUs what this process takes, some rank waits for."""
+POINTS_PER_S = 10.0
+"""Of a training's steps, in the long run; its evaluations and its last step are always sent. A tracker takes 0.1 ms for
+each point, and shows 1,500 of a curve."""
+POINTS_AT_ONCE = 256
+"""So many go before that counts."""
 ORPHANED_S = 5.0
 """How long this process may outlive a training that died."""
 
@@ -65,22 +72,50 @@ def start_ledgers(trackers: Sequence[Tracker], folder: Path) -> list[Sent]:
     return [Sent(sent_path(folder, t.ledger), [sent_path(folder, name) for name in t.before]) for t in trackers]
 
 
+class Allowance:
+    """Whether there may be another point: POINTS_PER_S, and POINTS_AT_ONCE that were not used before."""
+
+    def __init__(self) -> None:
+        self._left, self._time_s = float(POINTS_AT_ONCE), 0.0
+
+    def take(self, time_s: float) -> bool:
+        """time_s: when the step was made, so that it makes no difference when the lines are read."""
+        passed_s, self._time_s = max(0.0, time_s - self._time_s), time_s
+        self._left = min(float(POINTS_AT_ONCE), self._left + passed_s * POINTS_PER_S)
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class Follower:
     """Sends what is in a file, once, to one tracker."""
 
     def __init__(self, metrics: Path, tracker: Tracker, sent: Sent) -> None:
         self._metrics, self._tracker, self._sent = metrics, tracker, sent
         self._offset = 0
+        self._allowance = Allowance()
+        self._held: Record | None = None
         self.steps = StepTimes()
 
-    def send(self) -> None:
-        """Send the lines that are new."""
+    def send(self, *, last: bool = False) -> None:
+        """Send the lines that are new. last: the training has ended, and its last step is among them."""
         for record in fold_metrics(self._read()):
             self.steps.add(record.get("time", 0.0), record["step"])
             values = self._sent.new(record)
-            if any("/" in name for name in values):
-                self._tracker.log(record["step"], values)
-                self._sent.add(record["step"], list(values))
+            if not any("/" in name for name in values):
+                continue
+            is_due = self._allowance.take(record.get("time", 0.0))
+            self._held = None if is_due else record
+            if is_due or any(_part(name) == "eval" for name in values):
+                self._log(record, values)
+        if last and self._held is not None:
+            self._log(self._held, self._sent.new(self._held))
+
+    def _log(self, record: Record, values: Record) -> None:
+        self._held = None
+        self._tracker.log(record["step"], values)
+        self._sent.add(record["step"], list(values))
 
     def _read(self) -> Iterator[Record]:
         with self._metrics.open("rb") as file:
@@ -95,6 +130,7 @@ def main() -> int:
     """Follow the orders on standard input until it ends."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # a stop is for the training, which then ends this process
+    os.nice(NICE)
     orders = Orders()
     order = orders.first()
     if order is None:
@@ -163,7 +199,7 @@ class Orders:
 
 def _send_all(followers: list[Follower], devices: list[DeviceFollower], *, at_once: bool = False) -> None:
     for follower, of_devices in zip(followers, devices, strict=True):
-        follower.send()
+        follower.send(last=at_once)
         of_devices.send(follower.steps, at_once=at_once)
 
 

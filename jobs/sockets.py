@@ -8,7 +8,8 @@ Which connections are gloo's: those that came up while a group was made (by inod
 this one lives), and those that were accepted later at a port where gloo began to listen then (with
 TORCH_GLOO_LAZY_INIT=1 a connection is made at its first use; the side that accepts it shuts it for both). Connections
 to the store go by its port, and are left alone: it may be asked afterwards who is missing. Nothing else is touched:
-what a data set or a tracker has opened is not among them.
+what a data set or a tracker has opened is not among them. Connections between ranks of one host (`jobs.host_sum`, Unix
+sockets) belong to them too.
 """
 
 from __future__ import annotations
@@ -31,11 +32,16 @@ class GroupSockets:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Make groups inside; the process must open no other TCP connections meanwhile."""
+        """Make groups inside; the process must open no other connections meanwhile."""
         before = {inode for inode, _ in _sockets()}
         yield
         for inode, sock in _sockets():
-            if inode in before or self._store_port in (_port(sock.getsockname()), _peer_port(sock)):
+            if inode in before:
+                continue
+            if sock.family == socket.AF_UNIX:
+                self._inodes.add(inode)
+                continue
+            if self._store_port in (_port(sock.getsockname()), _peer_port(sock)):
                 continue
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 self._ports.add(_port(sock.getsockname()))
@@ -46,10 +52,7 @@ class GroupSockets:
         """Shut them all, in both directions. Returns how many. From any thread; what waits in one fails."""
         count = 0
         for inode, sock in _sockets():
-            peer_port = _peer_port(sock)
-            if peer_port in (None, self._store_port):
-                continue
-            if inode in self._inodes or _port(sock.getsockname()) in self._ports:
+            if inode in self._inodes or self._is_late(sock):
                 try:
                     sock.shutdown(socket.SHUT_RDWR)
                 except OSError:  # the other side was faster
@@ -57,9 +60,15 @@ class GroupSockets:
                 count += 1
         return count
 
+    def _is_late(self, sock: socket.socket) -> bool:
+        """Whether it was accepted after `watch`, at a port of a group."""
+        if sock.family == socket.AF_UNIX or _peer_port(sock) in (None, self._store_port):
+            return False
+        return _port(sock.getsockname()) in self._ports
+
 
 def _sockets() -> Iterator[tuple[int, socket.socket]]:
-    """The TCP sockets of this process with their inodes, each as a copy that is closed afterwards.
+    """The TCP and Unix sockets of this process with their inodes, each as a copy that is closed afterwards.
 
     A copy, since another thread may close one at any moment, and its number may then be that of something else.
     """
@@ -76,7 +85,7 @@ def _sockets() -> Iterator[tuple[int, socket.socket]]:
             os.close(copy)
             continue
         with sock:
-            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+            if sock.family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX) and sock.type == socket.SOCK_STREAM:
                 yield os.fstat(copy).st_ino, sock
 
 

@@ -46,6 +46,7 @@ from jobs.making import (
 )
 from jobs.marks import Marks
 from jobs.memory import Memory
+from jobs.mesh import Grid
 from jobs.pace import make_pace
 from jobs.parallel.base import Shared
 from jobs.parts import Parts
@@ -133,7 +134,7 @@ def follow_order(job: Job, stop: StopRequest, here: Here) -> int:
     marks.at(Phase.START, 0)  # not before: preparing the data may take hours, and the others say that they wait
 
     data = source.load()
-    grid, shared = share_model(job, world, device)
+    grid, shared = share(job, here)
     state = make_state(job, shared, device)
     choice, progress = checkpoints.resume(meeting, state, group)
     if choice.name is None:
@@ -236,6 +237,14 @@ def meet(job: Job, world: World) -> Met:
     checkpoints = make_checkpoints(job, run_dir, name, Memory.from_env(os.environ, world, run_id=name))
     disks = find_store(job, checkpoints, meeting, run_dir, name)
     return Met(meeting=meeting, store=store, run_dir=run_dir, checkpoints=checkpoints, disks=disks)
+
+
+def share(job: Job, here: Here) -> tuple[Grid, Shared]:
+    """The network as the strategy shares it, connected to the other ranks."""
+    grid, shared = share_model(job, here.world, here.device)
+    with here.sockets.watch():
+        shared.connect(local_size=here.world.local_size, timeout_s=job.recipe.network.timeout.time_s)
+    return grid, shared
 
 
 def end(parts: Parts, trainer: Trainer, *, previous: dict[str, Any]) -> str:

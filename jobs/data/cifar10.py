@@ -25,6 +25,8 @@ TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 HELD_OUT = ("test_batch.bin",)
 BOUNDS = {"crop": (0, 32)}
 """Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
+HAS = ({"task": "classification", "shape": (3, 32, 32), "classes": 10},)
+"""What a sample is, for the check, which reads it from here: `=` names an option."""
 SIDE = 32
 _ROW_BYTES = 1 + 3 * SIDE * SIDE
 """A label, then the red, the green and the blue pixels."""

@@ -24,6 +24,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet by colour, pixels from 0 to 1: what networks that were trained there expect."""
 BOUNDS = {"eval_share": (0, 1), "size": (1, None)}
 """Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
+HAS = ({"task": "classification", "shape": (3, "=size", "=size")},)
+"""What a sample is, for the check, which reads it from here: `=` names an option."""
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Of a random crop: its share of the area, and width by height."""
 CROPS = 10

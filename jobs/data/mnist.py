@@ -18,6 +18,8 @@ from jobs.registry import dataset
 SAMPLE = Path(__file__).parent / "mnist_sample"
 MEAN, STD = 33.3285, 78.565
 """Of the pixels (0 to 255) of the training images."""
+HAS = ({"task": "classification", "shape": (1, 28, 28), "classes": 10},)
+"""What a sample is, for the check, which reads it from here: `=` names an option."""
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",

@@ -21,6 +21,12 @@ SURE = 0.8
 tokens the loss goes from 2.3 to 0.87 nats."""
 BOUNDS = {"samples": (1, None), "eval_samples": (0, None), "classes": (1, None)}
 """Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
+HAS = (
+    {"when": {"kind": "classification"}, "task": "classification", "shape": ("=shape",), "classes": "=classes"},
+    {"when": {"kind": "regression"}, "task": "regression", "shape": ("=shape",)},
+    {"when": {"kind": "tokens"}, "task": "language_modelling", "shape": ("=shape",), "classes": "=classes"},
+)
+"""What a sample is, for the check, which reads it from here: `=` names an option."""
 
 
 @dataset("synthetic")

@@ -27,6 +27,8 @@ NO_PATHS = ("stdlib",)
 """Both are read by `launch`, which looks for the files before a run begins."""
 BOUNDS = {"context": (1, None), "eval_share": (0, 1)}
 """Option -> its least value, and what it stays below. A literal, as the check reads it from here."""
+HAS = ({"when": {"tokenizer": None}, "task": "language_modelling", "shape": ("=context",), "classes": 256},)
+"""What a sample is, for the check, which reads it from here: `=` names an option."""
 _LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "__pycache__")
 """Folders of the standard library that are none of its sources, or long lists of cases."""
 _FORMAT = 1

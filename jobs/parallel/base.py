@@ -60,6 +60,12 @@ class Shared:
         self.net = net
         self.forward = net if forward is None else forward
 
+    def connect(self, *, local_size: int, timeout_s: float) -> None:
+        """Make connections to the other ranks beside those of torch, all ranks together, once.
+
+        local_size: how many ranks are on this host. timeout_s: how long one waits for another in a step.
+        """
+
     def run(self, work: Pass) -> None:
         """Forward and backward of each micro-batch; afterwards the gradients are those of all ranks."""
         total: Tensor | None = None

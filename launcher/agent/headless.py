@@ -6,6 +6,7 @@ whoever of the other nodes has lost its head agent sees to it. Standard library 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import time
@@ -25,40 +26,69 @@ from launcher.runs.states import Cause
 DOWN_S = 900.0
 """How long SLURM may take to give a node up: SlurmdTimeout, 300 s by default, and what the site adds to it."""
 _LOOK_S = 3.0
-_IN_TURN_S = 0.5
-"""Between two nodes, so that the second finds what the first has done."""
+CLAIM_S = 60.0
+"""How long SLURM may take to do what the node has asked that has claimed it."""
 
 
 def see_to_job(plan: Plan, run: RunDir, node: int, place: Allocation, *, signals: int) -> None:
     """Once SLURM has taken the first node out of the job: let it go on in another allocation, as planned, or end it.
 
-    Returns without having done anything where the job still has its first node after a while, or the run goes on
-    elsewhere. A signal that stops a run ends the wait.
+    One node does it, the first to claim it; the next where nothing has come of that. Returns without having done
+    anything where the job still has its first node after a while, or the run goes on elsewhere. A signal that stops a
+    run ends the wait.
     """
     assert plan.slurm is not None
     job, head = job_ident(os.environ), plan.nodes[0].host
     if not _has_lost(job, head, run, place, signals=signals):
         return
-    time.sleep(min(node, 20) * _IN_TURN_S)
-    try:
-        view = scheduler.job_view(job)
-        if view.state != "RUNNING" or view.restarts != restarts_before(os.environ) or _goes_on(run, place):
+    for turn in itertools.count():
+        try:
+            if _is_settled(job, run, place):
+                return
+            if _claims(run, place, node, turn):
+                _settle(plan, run, node, place, job)
+                return
+        except SchedulerError as error:
+            say(run.console, f"node 0 ({head}) was lost, and SLURM could not be asked to go on: {error}; launch resume")
             return
-        how = plan.slurm.continue_how
-        told = f"node 0 ({head}) was lost, and SLURM has kept the job: "
-        told += {"requeue": "queued again", "resubmit": "submitted again"}.get(how, "ended")
-        say(run.console, f"{told} by node {node} ({plan.nodes[node].host})")
-        if how == "resubmit":
-            task = os.environ.get("SLURM_ARRAY_TASK_ID")
-            flags = [f"--array={task}"] if task else []
-            _went_on(run, node, place, how, scheduler.submit(plan.slurm.script, flags, cwd=str(run.slurm)))
-        if how == "requeue":
-            _went_on(run, node, place, how, job)
-            scheduler.requeue(job)
-        else:  # of a chain the next job waits for the end of this one
-            scheduler.cancel(job)
-    except SchedulerError as error:
-        say(run.console, f"node 0 ({head}) was lost, and SLURM could not be asked to go on: {error}; launch resume")
+        by_s = time.monotonic() + CLAIM_S
+        while time.monotonic() < by_s:
+            if _is_told_to_stop(signals):
+                return
+
+
+def _settle(plan: Plan, run: RunDir, node: int, place: Allocation, job: str) -> None:
+    assert plan.slurm is not None
+    how, nodes = plan.slurm.continue_how, plan.nodes
+    told = f"node 0 ({nodes[0].host}) was lost, and SLURM has kept the job: "
+    told += {"requeue": "queued again", "resubmit": "submitted again"}.get(how, "ended")
+    say(run.console, f"{told} by node {node} ({nodes[node].host})")
+    if how == "resubmit":
+        task = os.environ.get("SLURM_ARRAY_TASK_ID")
+        flags = [f"--array={task}"] if task else []
+        _went_on(run, node, place, how, scheduler.submit(plan.slurm.script, flags, cwd=str(run.slurm)))
+    if how == "requeue":
+        _went_on(run, node, place, how, job)
+        scheduler.requeue(job)
+    else:  # of a chain the next job waits for the end of this one
+        scheduler.cancel(job)
+
+
+def _is_settled(job: str, run: RunDir, place: Allocation) -> bool:
+    """Whether somebody has seen to the job."""
+    view = scheduler.job_view(job)
+    return view.state != "RUNNING" or view.restarts != restarts_before(os.environ) or _goes_on(run, place)
+
+
+def _claims(run: RunDir, place: Allocation, node: int, turn: int) -> bool:
+    """Whether this node is the one that sees to it: the first to make a file, on all file systems alike."""
+    run.slurm.mkdir(exist_ok=True)
+    try:
+        with (run.slurm / f"head-lost-{place.number}-{turn}").open("x") as file:
+            file.write(f"{node}\n")
+    except FileExistsError:
+        return False
+    return True
 
 
 def _went_on(run: RunDir, node: int, place: Allocation, how: str, job: str) -> None:

@@ -38,7 +38,7 @@ SOURCES = MappingProxyType(
 """Kind -> the decorator that names one, and the files that are read."""
 
 
-_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS", "MADE_OF", "PATHS", "NO_PATHS", "BOUNDS", "DIVIDES")
+_SAID = ("TP_DIVIDES", "UNDIVIDED", "LAYERS", "MADE_OF", "PATHS", "NO_PATHS", "BOUNDS", "DIVIDES", "HAS")
 """Names of literals in the file of a model, which say what `parallelism` and `train` ask of it and its options, or of a
 data set, which say where its files are; and the values that numbers may have."""
 
@@ -103,6 +103,8 @@ class Entry:
     """Of a data set: values of these options that mean something else; `NO_PATHS` in its file."""
     divides: Mapping[str, str] = field(default_factory=dict)
     """Of a model: an option, and the one that it must divide; `DIVIDES = {"heads": "width"}` in its file."""
+    has: tuple[Mapping[str, Any], ...] = ()
+    """Of a data set: what its samples are, by its options; `HAS` in its file. The first that goes with them counts."""
     takes_any: bool = False
     """Whether it takes options besides these (`**options`), so that none can be called wrong."""
 
@@ -149,6 +151,7 @@ def make_entry(name: str, node: ast.FunctionDef, path: Path, said: Mapping[str, 
         made_of=tuple(said["MADE_OF"]) if "MADE_OF" in said else None,
         paths=tuple(said.get("PATHS", ())),
         no_paths=tuple(said.get("NO_PATHS", ())),
+        has=tuple(said.get("HAS", ())),
         takes_any=own and node.args.kwarg is not None,
     )
 

@@ -22,6 +22,7 @@ from launcher.recipe.checks_secrets import check_secrets
 from launcher.recipe.dump import dump_yaml
 from launcher.recipe.explain import explain
 from launcher.recipe.files import neighbours, read_tree, shown
+from launcher.recipe.fit import check_fit
 from launcher.recipe.interpolate import interpolate
 from launcher.recipe.masks import shown_override
 from launcher.recipe.nodes import (
@@ -203,6 +204,7 @@ def _validate(tree: Table, failed: set[Keys], findings: Findings) -> Recipe | No
     except ValidationError as error:
         explain(error.errors(include_url=False), tree, failed, options_of(tree), findings)
     check_named(tree, failed, findings)
+    check_fit(tree, findings)
     check_whole(tree, findings)
     check_secrets(tree, findings)
     return recipe

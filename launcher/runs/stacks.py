@@ -122,7 +122,7 @@ def own_frame(thread: Thread) -> Frame | None:
 _COLLECTIVE = re.compile(r"/torch/distributed/(distributed_)?c10d(_logger)?\.py$")
 """Files of torch whose calls wait for other ranks, whatever they call."""
 _WAITS_ITSELF = re.compile(
-    r"/torch/(distributed/(?!elastic/)|nn/parallel/distributed\.py)|/jobs/(agreement|world)\.py$"
+    r"/torch/(distributed/(?!elastic/)|nn/parallel/distributed\.py)|/jobs/(agreement|host_sum|world)\.py$"
 )
 """Files in which the innermost call waits for other ranks: below it there is only C++."""
 _BACKWARD = "_engine_run_backward"

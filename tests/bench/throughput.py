@@ -11,7 +11,8 @@
 All are looked at in the same way: rank 0's clock after a warm-up and after the last step; no evaluation, no save. The
 ratios are medians over the rounds of ours / theirs in the same round: what else the machine does meets both.
 
-`--cost`: ours with tracking, checkpoints and watching against ours without, whole steps and saves.
+`--cost`: ours with tracking, checkpoints and watching against ours without, whole steps and saves, from the time on
+when the trackers are there (`--seconds 20` or more: saves come every 5 s).
 """
 
 from __future__ import annotations
@@ -43,16 +44,23 @@ GOOD: dict[str, float | dict[str, float]] = {
     "lightning": 1.3,
     "accelerate": 1.15,
 }
-STEPS_PER_S = {("convnet", 128): 220, ("convnet", 1024): 30, ("mlp", 128): 500, ("mlp", 1024): 150}
-"""About as many steps of the best loop fit into a second on a slow machine; so much longer do the others take."""
+STEPS_PER_S = {
+    ("convnet", 128): (300, 200),
+    ("convnet", 1024): (35, 30),
+    ("mlp", 128): (1000, 400),
+    ("mlp", 1024): (250, 120),
+}
+"""About as many steps fit into a second on a slow machine: of ours, of the best loop (the others take longer)."""
 SAVE_S = 5.0
 """With --cost: about how much time is between two checkpoints."""
+COST_WARM_UP_S = 4.0
+"""With --cost: until then the trackers have been imported, which is paid once per run."""
 
 
-def steps_of(model: str, batch: int, seconds: float) -> tuple[int, int]:
+def steps_of(model: str, batch: int, seconds: float, *, is_ours: bool, warm_up_s: float = 1.0) -> tuple[int, int]:
     """How many steps, and how many of them are the warm-up."""
-    per_s = STEPS_PER_S[model, batch]
-    return int(per_s * (seconds + 1)), per_s
+    per_s = STEPS_PER_S[model, batch][0 if is_ours else 1]
+    return int(per_s * (seconds + warm_up_s)), int(per_s * warm_up_s)
 
 
 def recipe(model: str, batch: int, steps: int, *, everything: bool = False) -> dict[str, Any]:
@@ -67,7 +75,7 @@ def recipe(model: str, batch: int, steps: int, *, everything: bool = False) -> d
         "tracking": {"wandb": {"mode": "disabled"}, "watch": None},
     }
     if everything:
-        found["checkpoint"] = {"every": f"{int(STEPS_PER_S[model, batch] * SAVE_S)} steps"}
+        found["checkpoint"] = {"every": f"{int(STEPS_PER_S[model, batch][0] * SAVE_S)} steps"}
         found["tracking"] = {"wandb": {"mode": "offline"}, "tensorboard": True, "watch": "10s"}
     return found
 
@@ -84,9 +92,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def ours(model: str, batch: int, seconds: float, *, everything: bool = False) -> float:
+def ours(model: str, batch: int, seconds: float, *, warm_up_s: float = 1.0, everything: bool = False) -> float:
     """Samples per second of a run of `launch`."""
-    steps, warm_up = steps_of(model, batch, seconds)
+    steps, warm_up = steps_of(model, batch, seconds, is_ours=True, warm_up_s=warm_up_s)
     text = json.dumps(recipe(model, batch, steps, everything=everything))
     command = 'echo "$RECIPE" > bench.yaml && exec "$LAUNCH" bench.yaml --on local'
     trial = Trial(["bash", "-c", command], {"RECIPE": text, "LAUNCH": str(BIN / "launch")})
@@ -100,7 +108,7 @@ def ours(model: str, batch: int, seconds: float, *, everything: bool = False) ->
 
 def theirs(kind: str, model: str, batch: int, seconds: float) -> float:
     """Samples per second of a script under torchrun."""
-    steps, warm_up = steps_of(model, batch, seconds / 2 if kind != "best" else seconds)
+    steps, warm_up = steps_of(model, batch, seconds / 2 if kind != "best" else seconds, is_ours=False)
     model_settings = {"name": model, "options": MODELS[model]}
     settings = {"model": model_settings, "batch": batch, "lr": LR, "steps": steps, "warm_up": warm_up}
     env = {"SETTINGS": json.dumps(settings), "KIND": kind, "PYTHONPATH": str(ROOT)}
@@ -171,7 +179,10 @@ def measure_cost(options: argparse.Namespace) -> dict[str, Any]:
             for number in range(options.rounds):
                 order = ("without", "with") if number % 2 == 0 else ("with", "without")
                 for kind in order:
-                    rates[kind].append(ours(model, batch, options.seconds, everything=kind == "with"))
+                    everything = kind == "with"
+                    rate = ours(model, batch, options.seconds, warm_up_s=COST_WARM_UP_S, everything=everything)
+                    rates[kind].append(rate)
+                print(f"{model} {batch}, round {number + 1}: {rates}", file=sys.stderr, flush=True)
             table(f"{model}, global batch {batch}: with checkpoints, trackers, watching", rates)
             cost = ratios(rates, "without")["with"] - 1
             print(f"  they cost {100 * cost:.1f} %   (at most 2){'' if cost <= 0.02 else '   ABOVE'}")

@@ -37,7 +37,7 @@ from launcher.sweeps import _lines, arrays_of, at_point, submit_arrays
 RECIPE = """\
 name: demo
 model: {name: mlp, hidden: 64}
-data: {name: synthetic, global_batch_size: 8}
+data: {name: synthetic, shape: 1x28x28, global_batch_size: 8}
 train: {until: 20 steps}
 """
 SWEEP = "demo-1130-0214-k7qz"

@@ -33,7 +33,7 @@ Step = Callable[[Tensor, Tensor], object]
 
 
 class Digits(Dataset[tuple[Tensor, int]]):
-    """One at a time, as torchvision has them, but without its detour over an image: generous to who uses it."""
+    """One at a time, as torchvision makes them (ToTensor, Normalize), but without its detour over an image."""
 
     def __init__(self) -> None:
         self.images = read_idx(SAMPLE / "train-images-idx3-ubyte.gz").unsqueeze(1)
@@ -43,7 +43,7 @@ class Digits(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return (self.images[index].float() - MEAN) / STD, int(self.labels[index])
+        return (self.images[index].float() / 255 - MEAN / 255) / (STD / 255), int(self.labels[index])
 
 
 def make_net() -> nn.Module:

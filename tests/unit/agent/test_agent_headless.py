@@ -48,7 +48,7 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setattr(headless, "_LOOK_S", 0.0)
-    monkeypatch.setattr(headless, "_IN_TURN_S", 0.0)
+    monkeypatch.setattr(headless, "CLAIM_S", 0.0)
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     return Slurm(monkeypatch)
 
@@ -87,6 +87,28 @@ def test_the_job_goes_on_as_planned(  # noqa: PLR0917 - fixtures
     found = [(event["ref"], event["cause"], event["allocation"]) for event in read_events(run.path)]
     assert found == ([] if ref is None else [(ref, "node_lost", 1)])
     assert "node 0 (n3) was lost, and SLURM has kept the job" in run.console.read_text()
+
+
+def test_one_of_many_nodes_sees_to_it_and_the_next_where_that_one_is_gone(
+    tmp_path: Path, slurm: Slurm, signals: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM may take long over a submission: nobody else may submit meanwhile."""
+    (tmp_path / "logs").mkdir()
+    views = [JobView(state="RUNNING")] * 4 + [JobView(state="COMPLETING")]
+    monkeypatch.setattr(scheduler, "job_view", lambda job: views.pop(0))
+    see(tmp_path, signals, continue_how="resubmit")
+    assert slurm.calls == ["submit", "cancel 41"]
+    slurm.hosts = [("n4",)]
+    (tmp_path / "slurm" / "head-lost-1-1").touch()
+    (tmp_path / "slurm" / "head-lost-1-2").touch()
+    monkeypatch.setattr(headless, "_is_told_to_stop", lambda signals: False)
+    see(tmp_path, signals, continue_how="resubmit")
+    assert slurm.calls == ["submit", "cancel 41"], "three have claimed it, and the last one of them did it"
+    assert not views
+    slurm.hosts, slurm.view = [("n4",)], JobView(state="RUNNING")
+    monkeypatch.setattr(scheduler, "job_view", lambda job: slurm.view)
+    see(tmp_path, signals, continue_how="resubmit")
+    assert slurm.calls == ["submit", "cancel 41"] * 2, "those that have claimed it are gone, and nothing has come of it"
 
 
 def test_a_task_of_an_array_is_submitted_as_that_task(

@@ -22,8 +22,11 @@ class Told:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def send(self, *values: float) -> None:
-        self.calls.append(("send", *values) if values else "buffers")
+    def send_with_gradients(self, *values: float) -> None:
+        self.calls.append(("send", *values))
+
+    def send(self) -> None:
+        self.calls.append("buffers")
 
 
 def gradients_on(device: str, told: Told) -> Gradients:

@@ -72,9 +72,18 @@ def test_other_descriptors_do_not_matter(stack: ExitStack) -> None:
     datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     sockets = GroupSockets(store_port=1)
     with sockets.watch():
-        more = tuple(map(stack.enter_context, socket.socketpair()))
+        more = tuple(map(stack.enter_context, socket.socketpair(type=socket.SOCK_DGRAM)))
+    after = tuple(map(stack.enter_context, socket.socketpair()))
     assert sockets.shut() == 0
-    for pair in ((ours, theirs), more):
+    for pair in ((ours, theirs), more, after):
         pair[0].send(b"x")
         assert pair[1].recv(1) == b"x"
     assert datagrams.fileno() > 0
+
+
+def test_connections_inside_a_host_are_shut_too(stack: ExitStack) -> None:
+    sockets = GroupSockets(store_port=1)
+    with sockets.watch():
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+    assert sockets.shut() == 2, "both ends are in this process"
+    assert is_shut((ours, theirs))

@@ -207,3 +207,32 @@ def test_the_mode_follows_recipe_environment_key_and_server(silent_server: str, 
     closed = choose_mode("auto", {**key, "WANDB_BASE_URL": "http://127.0.0.1:9"})
     assert closed[0] == "offline"
     assert "127.0.0.1:9 does not answer" in closed[1]
+
+
+def test_of_a_fast_training_a_tracker_gets_ten_points_a_second_and_the_last(run_dir: Path, tmp_path: Path) -> None:
+    """After the first 256. What was evaluated is always sent, and a restart begins with the rest."""
+
+    def lines(steps: range, attempt: int) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = [{"attempt": attempt, "resumed_from": steps.start - 1}]
+        for step in steps:
+            line = {"attempt": attempt, "step": step, "train/loss": 0.1, "time": round(1000 + step / 100, 3)}
+            made.append(line)
+            if step == 777:
+                made.append({"attempt": attempt, "step": step, "eval/loss": 0.2, "time": line["time"]})
+        return made
+
+    def write_lines(steps: range, attempt: int) -> None:
+        with (run_dir / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines(steps, attempt))
+
+    write_lines(range(1, 1000), attempt=1)
+    end(follow(run_dir, **fake(tmp_path)))
+    sent = [values["step"] for values in calls(tmp_path, "log")]
+    assert sent[:256] == list(range(1, 257))
+    assert sent == sorted(set(sent))
+    later = [step for step in sent if step > 300]
+    assert len(later) == pytest.approx(70, abs=3)
+    assert {777, 999} <= set(later)
+    write_lines(range(1000, 1010), attempt=2)
+    end(follow(run_dir, attempt=2, **fake(tmp_path)))
+    assert [values["step"] for values in calls(tmp_path, "log")][len(sent) :] == list(range(1000, 1010))

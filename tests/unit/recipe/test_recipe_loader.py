@@ -131,19 +131,22 @@ def test_the_last_override_of_a_key_wins(load: Load) -> None:
     assert loaded.overrides == ("train.seed=1", "train.seed=2")
 
 
+IMAGES = BASE.replace("name: synthetic", "name: synthetic, shape: 1x28x28")
+
+
 def test_an_override_with_a_section_replaces_it(load: Load) -> None:
-    recipe = load("model={name: convnet}", text=BASE).recipe
+    recipe = load("model={name: convnet}", text=IMAGES).recipe
     assert recipe.model.name == "convnet"
     assert recipe.model.options == {}
 
 
 def test_options_of_another_model_are_not_dropped_silently(fail: Fail) -> None:
-    (problem,) = fail("model.name=convnet", text=BASE.replace("hidden: 64", "layers: 3"))
+    (problem,) = fail("model.name=convnet", text=IMAGES.replace("hidden: 64", "layers: 3"))
     assert (problem.where, problem.message) == ("a.yaml:2:20", "model.layers: `convnet` has no such option")
     assert problem.hint == (
         "`model.name=convnet` keeps the options that are there; 'model={name: convnet}' replaces them all"
     )
-    (problem,) = fail("model.name=convnet", "model.bogus=1", text=BASE.replace(", hidden: 64", ""))
+    (problem,) = fail("model.name=convnet", "model.bogus=1", text=IMAGES.replace(", hidden: 64", ""))
     assert problem.hint.startswith("`convnet` has "), "it came with the new name"
 
 
@@ -182,3 +185,50 @@ def test_the_record_of_a_run_loads_to_the_same_recipe(load: Load, tmp_path: Path
         recipe = load(text=text).recipe
         record = dump_yaml(recipe.model_dump(mode="json", by_alias=True))
         assert load(text=record).recipe == recipe
+
+
+MISFITS = {
+    "mnist": (
+        ("model.classes=5", "model.classes=5: model.classes: 5, and the data has 10 classes; make it 10"),
+        (
+            "model={name: resnet18}",
+            "model={name: resnet18}: model.in_channels: 3, and a sample of the data is 1 x 28 x 28; make it 1",
+        ),
+        (
+            "data={name: image_folder, root: ., size: 64, global_batch_size: 8}",
+            "a.yaml:2:15: model.in_features: 784, and a sample of the data is 3 x 64 x 64; make it 12288",
+        ),
+        (
+            "model={name: gpt}",
+            "model={name: gpt}: model.vocabulary: 256: it reads tokens, and a sample of the data is 1 x 28 x 28 "
+            "numbers",
+        ),
+    ),
+    "text, path: stdlib": (
+        (
+            "model.hidden=8",
+            "a.yaml:2:15: model: it takes numbers, and a sample of the data is 128 tokens; gpt and lstm read them",
+        ),
+        (
+            "model={name: gpt, context: 64}",
+            "model={name: gpt, context: 64}: model.context: 64 tokens, and the data has sequences of 128",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "override", "line"), [(data, *case) for data, cases in MISFITS.items() for case in cases]
+)
+def test_a_model_for_other_samples_than_the_data_has_is_found_here(
+    fail: Fail, data: str, override: str, line: str
+) -> None:
+    """Not after hours in a queue: what a data set of ours holds stands in its file."""
+    text = BASE.replace("name: synthetic", f"name: {data}").replace(", hidden: 64", "")
+    (problem, *_) = fail(override, text=text)
+    assert f"{problem.where}: {problem.message}" == line
+
+
+def test_of_a_task_of_its_own_and_of_data_that_does_not_say_it_nothing_is_said(load: Load) -> None:
+    load("data.kind=regression", "model.classes=3", text=BASE)
+    load("data={name: image_folder, root: ., size: 64, global_batch_size: 8}", "model={name: resnet18}", text=BASE)
