@@ -281,6 +281,8 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
     if executor == "docker":
         from launcher.executors.docker_probe import probe_docker
 
+        if recipe.docker.hosts:
+            return dataclasses.replace(_docker_hosts(loaded, facts, root=Path(root), folder=str(folder)), after_job=job)
         there = probe_docker(recipe, gpus=bool(facts.gpus), folder=str(folder))
         facts = dataclasses.replace(facts, docker=(there,), hosts=_this_host())
     if executor == "ssh":
@@ -290,6 +292,17 @@ def facts_of(loaded: LoadedRecipe, executor: str, root: str) -> Facts:
         hosts = ask_hosts(recipe, python=python, workdir=recipe.workdir or facts.cwd, root=Path(root))
         facts = dataclasses.replace(facts, ssh=hosts)
     return dataclasses.replace(facts, after_job=job)
+
+
+def _docker_hosts(loaded: LoadedRecipe, facts: Facts, *, root: Path, folder: str) -> Facts:
+    """With what is true on the hosts that containers go to. Raises Refused."""
+    from launcher.executors.docker_probe import probe_docker_hosts
+    from launcher.executors.ssh_probe import ask_hosts
+
+    recipe = loaded.recipe
+    workdir, hosts = recipe.workdir or facts.cwd, recipe.docker.hosts
+    asked = ask_hosts(recipe, python="python3", workdir=workdir, root=root, destinations=hosts)
+    return dataclasses.replace(facts, ssh=asked, docker=probe_docker_hosts(recipe, asked, folder=folder))
 
 
 def _this_host() -> tuple[HostFacts, ...]:

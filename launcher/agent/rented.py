@@ -9,6 +9,7 @@ the run there first, copies away what the node writes, and exits with the code o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -21,7 +22,7 @@ from typing import NoReturn
 
 from launcher.agent.logs import say
 from launcher.runs.events import EventWriter, parse_object, read_events
-from launcher.runs.record_store import Copier, RecordStore
+from launcher.runs.record_store import Copier, RecordStore, Stamp, stamps
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause
 
@@ -30,6 +31,8 @@ EVERY_S = 15.0
 """How often what is new is copied; the loss of a machine takes what is newer."""
 _LOOK_FOR_STOP_S = 5.0
 _FETCH_S = 600.0
+_FOUND = ".found.json"
+"""In the run directory of a node: what was fetched, as it was then."""
 _LOOK_S = 0.2
 _LAST_S = 60.0
 """How long the last copy may take."""
@@ -166,10 +169,18 @@ def copy_record(mode: str, url: str, run_dir: str) -> NoReturn:
     elif mode == "withdraw":
         store.withdraw()
     elif mode == "keep":
-        _keep(store, Copier(store, run.path))
+        _keep(store, Copier(store, run.path, found=_found(run)))
     else:
         store.fetch(run.path, old_logs=mode == "home")
+        if mode == "fetch":
+            (run.path / _FOUND).write_text(json.dumps(stamps(run.path)), encoding="utf-8")
     sys.exit(0)
+
+
+def _found(run: RunDir) -> dict[str, Stamp]:
+    """What was there before the agent was."""
+    found = parse_object((run.path / _FOUND).read_bytes()) or {}
+    return {name: (int(changed_ns), int(size_bytes)) for name, (changed_ns, size_bytes) in found.items()}
 
 
 def _keep(store: RecordStore, copier: Copier) -> None:

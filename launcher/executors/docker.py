@@ -25,6 +25,8 @@ class DockerExecutor(HostedExecutor):
     def check(self, plan: Plan) -> Sequence[Problem]:
         """A daemon that is dead, an image, a GPU runtime or a folder that is not there."""
         assert plan.hosts is not None
+        if plan.hosts.nodes[0].machine:
+            return []  # the hosts were asked for the facts of the plan, and refused there (`docker_probe.py`)
         machine = ThisMachine()
         if (problem := engine_problem(machine)) is not None:
             return [problem]

@@ -14,6 +14,8 @@ from launcher.errors import Problem, Refused
 from launcher.executors.docker_words import refusal
 from launcher.executors.machines import Done, Machine, ThisMachine, Unreachable
 from launcher.executors.places import NodeState
+from launcher.executors.ssh_home import Home
+from launcher.executors.ssh_machine import SshMachine
 from launcher.executors.watch_lock import watcher_of
 from launcher.planning.docker import (
     FOLDER_LABEL,
@@ -46,11 +48,18 @@ class DockerPlaces:
     def __init__(self, plan: Plan, run: RunDir) -> None:
         assert plan.hosts is not None
         self._plan, self._hosts, self._run = plan, plan.hosts, run
-        self._machines: dict[str, Machine] = {"": ThisMachine()}
+        config = (plan.recipe.get("ssh") or {}).get("config")
+        far = [SshMachine(node.machine, config=config) for node in plan.hosts.nodes if node.machine]
+        self._machines: dict[str, Machine] = {"": ThisMachine(), **{machine.name: machine for machine in far}}
+        self._home = Home(plan, run, far) if far else None
 
     def prepare(self) -> None:
         """Fetch the image, make the network. What runs of this user have left whose watcher was killed is removed."""
-        sweep(ThisMachine())
+        if self._home is None:
+            sweep(ThisMachine())
+        elif faults := [fault for node in self._hosts_range() if (fault := self._send(self._home, node)) is not None]:
+            self.clear()
+            raise Refused(faults)
         for argv in self._hosts.before:
             limit_s = PULL_S if "pull" in argv[:3] else START_S
             try:
@@ -117,8 +126,10 @@ class DockerPlaces:
             return False
 
     def clear(self) -> bool:
-        """Remove the network of the run."""
-        clean = True
+        """Remove the network of the run, and copies of its directory that have come home."""
+        home = self._home
+        forgotten = [home.forget(node) for node in self._hosts_range()] if home is not None else []
+        clean = all(forgotten)
         for argv in self._hosts.after:
             try:
                 done = ThisMachine().run(argv, timeout_s=ASK_S)
@@ -128,8 +139,22 @@ class DockerPlaces:
         return clean
 
     def bring_home(self) -> bool:
-        """The run directory of every container is this one."""
-        return True
+        """Copy what is new there, from each host that has a run directory of its own."""
+        home = self._home
+        fetched = [home.fetch(node) for node in self._hosts_range()] if home is not None else []
+        return all(fetched)
+
+    def _send(self, home: Home, node: int) -> Problem | None:
+        """Give a host what a node needs, where it does not see the run directory. Why not, if so."""
+        host = self._hosts.nodes[node]
+        try:
+            said = home.send(node)
+        except Unreachable as error:
+            return Problem(where=host.machine, message=error.sentence, hint=error.hint)
+        return Problem(where=host.machine, message=f"the run cannot be copied there: {said}") if said else None
+
+    def _hosts_range(self) -> range:
+        return range(len(self._hosts.nodes))
 
     # ---------------------------------------------------------------- one container
 
@@ -166,10 +191,6 @@ class DockerPlaces:
         return self._machine_named(host.machine)
 
     def _machine_named(self, name: str) -> Machine:
-        if name not in self._machines:
-            from launcher.executors.ssh_machine import SshMachine
-
-            self._machines[name] = SshMachine(name)
         return self._machines[name]
 
     def _problem(self, done: Done, *, what: str, machine: str = "") -> Problem:

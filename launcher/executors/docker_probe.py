@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
 import socket
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from launcher.errors import Problem, Refused
 from launcher.executors.docker_words import refusal
 from launcher.executors.machines import NOT_FOUND, Done, Machine, ThisMachine, Unreachable
-from launcher.planning.docker import image_of, mount_text, read_mount
+from launcher.executors.ssh_machine import SshMachine
+from launcher.planning.docker import HEAD_PORT, image_of, mount_text, read_mount
 from launcher.planning.docker_facts import INFO, PROBE, DockerFacts, read_info, read_probe
 
 if TYPE_CHECKING:
-    from launcher.errors import Problem
+    from launcher.planning.ssh_facts import SshHost
     from launcher.recipe.schema import Recipe
 
 ASK_S = 20.0
 _PROBE_S = 120.0
 """An image that was never used is unpacked first."""
+_MOST_AT_ONCE = 32
 _DEVICES = ("/dev/infiniband",)
 _NO_IMAGE = "no such image"
 
@@ -33,15 +38,38 @@ def probe_docker(recipe: Recipe, *, gpus: bool, folder: str, machine: Machine | 
     """
     there = ThisMachine() if machine is None else machine
     known: dict[str, Any] = {"image": image_of(recipe, gpus=gpus), "machine": there.name}
-    known |= {"uid": os.getuid(), "gid": os.getgid(), "free_port": _free_port()}
-    known["devices"] = tuple(device for device in _DEVICES if _has(there, device))
     try:
+        known |= _whoever(there)
+        known["devices"] = tuple(device for device in _DEVICES if _has(there, device))
         info = ask_engine(there)
         if isinstance(info, str):
             return DockerFacts(**known, fault=info)
         return DockerFacts(**known, **info, **_ask_image(there, recipe, known["image"], folder))
     except Unreachable as error:
         return DockerFacts(**known, fault=error.sentence)
+
+
+def probe_docker_hosts(recipe: Recipe, hosts: Sequence[SshHost], *, folder: str) -> tuple[DockerFacts, ...]:
+    """The engines of hosts, all at once. Raises Refused with every reason why one of them will not do."""
+    machines = [SshMachine(host.destination, config=recipe.ssh.config) for host in hosts]
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, max(1, len(hosts)))) as pool:
+        faults = [problem for problem in pool.map(engine_problem, machines) if problem is not None]
+        if faults:
+            raise Refused(faults)
+
+        def ask(host: SshHost, machine: SshMachine) -> DockerFacts:
+            found = probe_docker(recipe, gpus=bool(host.facts.gpus), folder=folder, machine=machine)
+            return dataclasses.replace(found, free_port=host.port or HEAD_PORT)
+
+        return tuple(pool.map(ask, hosts, machines))
+
+
+def _whoever(machine: Machine) -> dict[str, int]:
+    """Who runs commands there, and a port of this machine that is free now."""
+    if not machine.name:
+        return {"uid": os.getuid(), "gid": os.getgid(), "free_port": _free_port()}
+    uid, gid = machine.run(["sh", "-c", "id -u; id -g"], timeout_s=ASK_S).text.split()
+    return {"uid": int(uid), "gid": int(gid)}
 
 
 def ask_engine(machine: Machine) -> dict[str, Any] | str:
@@ -62,8 +90,6 @@ def no_docker(machine: str) -> str:
 
 def engine_problem(machine: Machine) -> Problem | None:
     """Why the engine of a machine cannot be used, as a sentence with what to do."""
-    from launcher.errors import Problem
-
     place = machine.name or "docker"
     try:
         said = ask_engine(machine)

@@ -32,13 +32,17 @@ while [ -n "$folder" ] && [ ! -d "$folder" ]; do folder=${folder%/*}; done
 """
 
 
-def ask_hosts(recipe: Recipe, *, python: str, workdir: str, root: Path) -> tuple[SshHost, ...]:
+def ask_hosts(
+    recipe: Recipe, *, python: str, workdir: str, root: Path, destinations: Sequence[str] | None = None
+) -> tuple[SshHost, ...]:
     """What is true on the hosts that the recipe needs. root: where run directories are made, here as there.
+
+    destinations: other ones than `ssh.hosts`, whose workers run in an image: their own Python has to have nothing.
 
     Raises Refused with every reason why one of them will not do. Leaves nothing behind, here or there.
     """
-    destinations = recipe.ssh.hosts[: recipe.resources.max_nodes]
-    kind = "script" if recipe.is_script else "job"
+    kind = "image" if destinations is not None else "script" if recipe.is_script else "job"
+    destinations = (recipe.ssh.hosts if destinations is None else destinations)[: recipe.resources.max_nodes]
     with _token(root) as token:
         argv = ask_argv(token=str(token), python=python, kind=kind, workdir=workdir, folder=str(root))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.planning.codeplan import absolute
 from launcher.planning.device_options import check_device_options, check_nsys
-from launcher.planning.docker import Containers, image_findings, in_image, inside, plan_docker
+from launcher.planning.docker import Containers, image_findings, in_image, inside, on_docker_hosts, plan_docker
 from launcher.planning.engine import Engine, choose_engine, of_workers
 from launcher.planning.layer_options import check_layers
 from launcher.planning.network import Network, pick_family, resolve_network
@@ -119,12 +119,14 @@ def decide(
     """Decide all of it. What is wrong with the recipe goes to `remarks`, what this machine cannot do to `refusals`."""
     recipe = loaded.recipe
     facts = on_hosts(recipe, facts, remarks) if executor == SSH else facts
+    far = executor == SSH or (executor == DOCKER and bool(recipe.docker.hosts))
+    facts = on_docker_hosts(recipe, facts, remarks) if far and executor == DOCKER else facts
     interpreters, facts = _interpreters(recipe, facts, executor, remarks, refusals)
     layout = _lay_out(loaded, facts, executor, remarks)
     paths = _paths(loaded, facts, run_id=run_id, runs_dir=runs_dir)
     if executor != SKY:  # rented machines install what they need; who launches is asked by the executor
         refusals += store_refusals(recipe.checkpoint.store, facts.store_fault)
-    if executor == SSH:
+    if far:
         refusals += unshared_checkpoints(recipe, facts)
         paths = dataclasses.replace(paths, cwd=cwd_on_hosts(recipe, facts, paths.cwd, paths.run_dir, refusals))
     if executor == SKY:
@@ -156,7 +158,7 @@ def decide(
             run_id=run_id,
             run_dir=paths.run_dir,
             cwd=paths.cwd,
-            folders=(*_read_folders(recipe, paths.folder, facts), *folders_of_sweep(paths.run_dir)),
+            folders=() if far else (*_read_folders(recipe, paths.folder, facts), *folders_of_sweep(paths.run_dir)),
             python=interpreters.python,
             device=layout.device,
             grace_s=grace_s,
@@ -164,7 +166,7 @@ def decide(
             preset=layout.network.preset,
         )
         hosts = plan_docker(recipe, facts, containers, layout.nodes, remarks)
-        layout = dataclasses.replace(layout, nodes=inside(layout.nodes))
+        layout = layout if far else dataclasses.replace(layout, nodes=inside(layout.nodes))
     if executor == SSH:
         run_dir = paths.run_dir
         hosts = plan_ssh(recipe, facts, run_id=run_id, run_dir=run_dir, python=interpreters.python)
@@ -232,8 +234,10 @@ def _interpreters(
 
 def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks) -> Layout:
     recipe, elsewhere = loaded.recipe, executor in (*ON_SLURM, SSH, SKY)
+    far = executor == SSH or (executor == DOCKER and bool(recipe.docker.hosts))
+    elsewhere = elsewhere or far
     shape = shape_nodes(recipe, facts, remarks, inside=executor == "here") if executor in ON_SLURM else None
-    if executor == SSH:
+    if far:
         shape = shape_of_host(recipe, facts, remarks)
     if executor == SKY:
         shape = shape_on_sky(recipe, remarks)
@@ -249,7 +253,7 @@ def _lay_out(loaded: LoadedRecipe, facts: Facts, executor: str, remarks: Remarks
     if shape is None:
         nodes = place_nodes(recipe, facts, device, _own_address(facts), remarks)
     else:
-        nodes = nodes_on_hosts(recipe, facts, shape) if executor == SSH else nodes_of_job(recipe, shape)
+        nodes = nodes_on_hosts(recipe, facts, shape) if far else nodes_of_job(recipe, shape)
     return Layout(shape=shape, device=device, threads=threads, network=network, nodes=nodes)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from launcher.planning.codeplan import absolute
 from launcher.planning.plan import HostNode, HostsPlan, Mount, NodePlan, local_agent_argv, node_agent_argv
 from launcher.planning.presets import ContainerNeeds, container_needs
+from launcher.planning.ssh import ssh_argv
 from launcher.planning.topology import Finding, Remarks
 from launcher.wording import count
 
@@ -94,6 +95,27 @@ def in_image(facts: Facts, recipe: Recipe) -> Facts:
     return dataclasses.replace(facts, interpreter=None, torch_version=None, workers_python=python)
 
 
+def on_docker_hosts(recipe: Recipe, facts: Facts, remarks: Remarks) -> Facts:
+    """The facts as they are on hosts: without devices of this machine, whatever Python the hosts have themselves."""
+    hosts, nodes = recipe.docker.hosts, recipe.resources.max_nodes
+    if len(hosts) < nodes:
+        message = f"resources.nodes: {nodes} nodes, and docker.hosts has {count(len(hosts), 'host')}"
+        hint = f"nodes: {len(hosts)}, or more hosts: each has one node"
+        remarks.problems.append(Finding("resources.nodes", message, hint))
+    if len(set(hosts)) < len(hosts):
+        twice = next(name for name in hosts if hosts.count(name) > 1)
+        message = f"docker.hosts: {twice} is there {hosts.count(twice)} times: each host has one node"
+        remarks.problems.append(Finding("docker.hosts", message, "--nproc-per-node N: so many workers on each"))
+    if recipe.docker.network not in ("auto", "host"):
+        message = f"docker.network: {recipe.docker.network} ends at its machine, and the nodes are on several"
+        remarks.problems.append(Finding("docker.network", message, "docker.network: auto, which is host there"))
+    environment = {name: value for name, value in facts.environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+    asked = tuple(dataclasses.replace(host, torch_version=None) for host in facts.ssh)
+    return dataclasses.replace(
+        facts, environment=environment, gpus=(), gpu_fault="", ssh=asked, hosts=tuple(host.facts for host in asked)
+    )
+
+
 def inside(nodes: Sequence[NodePlan]) -> tuple[NodePlan, ...]:
     """The nodes of this machine as they are in their containers: own names, devices numbered from 0."""
     return tuple(
@@ -131,7 +153,10 @@ def image_findings(recipe: Recipe, docker: Sequence[DockerFacts]) -> Iterator[Fi
     """Why containers of the image, which was asked, cannot run the workers."""
     for each in docker:
         where = f"the image {each.image}" + (f" on {each.machine}" if each.machine else "")
-        if each.has_image and each.interpreter is None:
+        if each.machine and each.has_image is False and (recipe.docker.image is None or recipe.docker.pull == "never"):
+            hint = f"docker save {each.image} | ssh {each.machine} docker load; or one from a registry"
+            yield Finding("docker.image", f"docker.image: {where} is not there", hint)
+        elif each.has_image and each.interpreter is None:
             yield Finding("docker.image", f"docker.image: {where} cannot be used: {each.fault}")
         elif each.interpreter is not None and (missing := each.missing(script=recipe.is_script)):
             what = "which the workers need" if recipe.is_script else "which the built-in training program imports"
@@ -143,52 +168,57 @@ def image_findings(recipe: Recipe, docker: Sequence[DockerFacts]) -> Iterator[Fi
 def plan_docker(
     recipe: Recipe, facts: Facts, job: Containers, nodes: Sequence[NodePlan], remarks: Remarks
 ) -> HostsPlan:
-    """The containers of a run on this machine; `nodes` as they are outside. What is wrong goes to `remarks`."""
+    """The containers of a run; `nodes` as they are outside of them. What is wrong goes to `remarks`."""
     remarks.problems += _args_findings(recipe)
-    there = facts.docker[0]
-    network, made = _network(recipe, job, len(nodes), remarks)
-    needs = container_needs(job.preset, facts.hosts[0]) if facts.hosts else ContainerNeeds((), (), (), ())
-    brought = [mount for text in needs.mounts if (mount := read_mount(text, "/")) is not None]
-    mounts = tuple({mount.target: mount for mount in (*brought, *_mounts(recipe, job, remarks))}.values())
-    argv = local_agent_argv(job.python, job.run_dir, own=False)
+    far, first = bool(recipe.docker.hosts), facts.docker[0]
+    network, made = ("host", False) if far else _network(recipe, job, len(nodes), remarks)
+    mounts = tuple(_mounts(recipe, job, remarks))
     shares_network = network == "host"
-    port = there.free_port if shares_network else HEAD_PORT
+    port = first.free_port if shares_network else HEAD_PORT
     address = host_of(0) if len(nodes) > 1 and not shares_network else "127.0.0.1"
-    devices = tuple(dict.fromkeys((*there.devices, *needs.devices)))
-    flags = tuple(_common_flags(recipe, facts, there, job, len(nodes), devices=devices))
+    if far:
+        address = nodes[0].address
     started = []
     for node in nodes:
-        name = name_of(job.run_id, node.index)
+        there = facts.docker[node.index if far else 0]
+        needs = _needs(job, facts, node.index if far else 0)
+        brought = [mount for text in needs.mounts if (mount := read_mount(text, "/")) is not None]
         own = Mount(source=secrets_folder(job.run_id, node.index, there.uid), target=SECRETS_FOLDER, read_only=False)
+        seen = (*{mount.target: mount for mount in (*brought, *mounts)}.values(), own)
+        name = name_of(job.run_id, node.index)
+        devices = tuple(dict.fromkeys((*there.devices, *needs.devices)))
+        argv = local_agent_argv(job.python, job.run_dir, own=False)
         words = [
             *("docker", "run", "--detach", "--name", name),
             *("--label", f"{RUN_LABEL}={job.run_id}", "--label", f"{NODE_LABEL}={node.index}"),
             *("--label", f"{FOLDER_LABEL}={job.run_dir}", "--label", f"{USER_LABEL}={there.uid}"),
             *_network_flags(network, node.index, made=made),
             *_gpu_flags(node),
-            *flags,
-            *(word for mount in (*mounts, own) for word in ("--mount", mount_text(mount))),
+            *_common_flags(recipe, facts, there, job, 1 if far else len(nodes), devices=devices),
+            *(word for mount in seen for word in ("--mount", mount_text(mount))),
             *recipe.docker.args,
             there.image,
             *node_agent_argv(argv, node.index, (address, port)),
         ]
         stop = ("docker", "stop", "-t", str(_stop_timeout_s(job.grace_s)), name)
-        started.append(HostNode(machine="", name=name, start=tuple(words), stop=stop, mounts=(*mounts, own)))
-    pull = _pull(recipe, there)
-    make = (
-        (("docker", "network", "create", *_mtu(facts), "--label", f"{RUN_LABEL}={job.run_id}", network),)
-        if made
-        else ()
-    )
+        started.append(HostNode(machine=there.machine, name=name, start=tuple(words), stop=stop, mounts=seen))
+    make = ("docker", "network", "create", *_mtu(facts), "--label", f"{RUN_LABEL}={job.run_id}", network)
     return HostsPlan(
         nodes=tuple(started),
         head_address=address,
         head_port=port,
-        image=there.image,
+        image=first.image,
         network=network if made else "",
-        before=(*pull, *make),
+        before=(*_pulls(recipe, facts.docker[: len(nodes)]), *((make,) if made else ())),
         after=(("docker", "network", "rm", network),) if made else (),
+        shared=all(host.shared for host in facts.ssh),
     )
+
+
+def _needs(job: Containers, facts: Facts, machine: int) -> ContainerNeeds:
+    """What the machine brings for its network."""
+    known = facts.hosts[machine : machine + 1]
+    return container_needs(job.preset, known[0]) if known else ContainerNeeds((), (), (), ())
 
 
 def size_bytes(text: str) -> int:
@@ -199,10 +229,13 @@ def size_bytes(text: str) -> int:
     return int(float(found[1]) * (1 << 10 * _POWERS[found[2].upper()]))
 
 
-def _pull(recipe: Recipe, there: DockerFacts) -> tuple[tuple[str, ...], ...]:
+def _pulls(recipe: Recipe, engines: Sequence[DockerFacts]) -> Iterator[tuple[str, ...]]:
+    """What fetches the image, on each machine that needs it."""
     how = recipe.docker.pull
-    wanted = how == "always" or (how == "missing" and there.has_image is False and recipe.docker.image is not None)
-    return (("docker", "pull", "--quiet", there.image),) if wanted else ()
+    for there in engines:
+        if how == "always" or (how == "missing" and there.has_image is False and recipe.docker.image is not None):
+            pull = ("docker", "pull", "--quiet", there.image)
+            yield tuple(ssh_argv(there.machine, pull, config=recipe.ssh.config)) if there.machine else pull
 
 
 def _network(recipe: Recipe, job: Containers, nodes: int, remarks: Remarks) -> tuple[str, bool]:

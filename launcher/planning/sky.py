@@ -252,7 +252,7 @@ def _findings(recipe: Recipe, facts: Facts, job: SkyJob, *, managed: bool) -> It
         yield Finding("sky.managed", message, "managed: auto, or spot: false")
     if recipe.is_script and facts.code is not None and not facts.code.snapshot:
         message = f"workdir: {facts.code.root} cannot be copied to the machines: {facts.code.reason}"
-        yield Finding("workdir", message, "a git repository below 50 MB, or a smaller workdir")
+        yield Finding("workdir", message, "workdir: a folder below 50 MB, in git, with all that the script needs")
 
 
 def _notes(recipe: Recipe, job: SkyJob, *, managed: bool) -> Iterator[str]:

@@ -13,8 +13,9 @@ from typing import Any
 from launcher.planning.host_facts import HostFacts, host_facts, host_from_json
 from launcher.planning.host_script import probe_argv
 
-MODULES = {"job": ("torch", "numpy", "xxhash", "pydantic", "omegaconf", "yaml"), "script": ("torch",)}
-"""What the interpreter of a host has to have, by the kind of the workers. Our own packages travel with the run."""
+MODULES = {"job": ("torch", "numpy", "xxhash", "pydantic", "omegaconf", "yaml"), "script": ("torch",), "image": ()}
+"""What the interpreter of a host has to have, by the kind of the workers; nothing where they run in an image. Our own
+packages travel with the run."""
 
 _ASK_PYTHON = """
 import json, random, socket, sys

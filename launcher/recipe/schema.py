@@ -460,13 +460,17 @@ class DockerSection(Section):
     image: str | None = None
     """What the workers run in: it needs torch. Default: the one that docker/Dockerfile makes, `launcher:cpu` or
     `launcher:cuda`."""
+    hosts: tuple[Annotated[str, Field(pattern=r"^[^-\s]\S*$")], ...] = ()
+    """Machines that the system's OpenSSH reaches (`ssh.config` counts), each with an engine of its own, one node on
+    each. None: all nodes are on this machine."""
     mounts: tuple[str, ...] = ()
     """Data: `/data`, `/data:/mnt/data` or `/data:/data:ro`. The run directory, workdir and code are there anyway."""
     shm_size: Annotated[str, Field(pattern=r"^(auto|host|\d+(\.\d+)?\s*[kKmMgGtT]?([iI]?[bB])?)$")] = "auto"
     """Shared memory of each container, for loader workers and NCCL: `16GiB`. auto = a quarter of the memory of the
     machine. host = that of the machine (`--ipc host`)."""
     network: str = "auto"
-    """auto = a network for the run, where one machine has several nodes; `host`, or the name of a network."""
+    """auto = a network for the run, where one machine has several nodes; that of the machine (`host`) on hosts, which
+    need it. Else the name of a network."""
     args: tuple[str, ...] = ()
     """Further arguments of `docker run`: `[--env, HF_HOME=/data/hf]`."""
     user: str = "auto"

@@ -105,11 +105,18 @@ class RecordStore:
 
 
 class Copier:
-    """Copies what a node writes, and nothing that it has found: each file has one writer, on one node."""
+    """Copies what a node writes, and nothing that it has `found`: each file has one writer, on one node."""
 
-    def __init__(self, store: RecordStore, run_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: RecordStore,
+        run_dir: Path,
+        *,
+        found: Mapping[str, Stamp],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store, self._run_dir, self._clock = store, run_dir, clock
-        self._copied: dict[str, Stamp] = stamps(run_dir)
+        self._copied: dict[str, Stamp] = dict(found)
         self._at_s: dict[str, float] = {}
 
     def copy(self, *, everything: bool = False) -> list[str]:

@@ -29,7 +29,7 @@ JUNK = (".env", "launcher/.env", "jobs/.netrc", "slurm/key.pem", "token.txt", ".
 CHANGED = "launch-test:changed"
 VERSIONS = """
 import importlib.metadata, json
-print(json.dumps({each.name.lower(): each.version for each in importlib.metadata.distributions()}))
+print(json.dumps({each.name.lower().replace("_", "-"): each.version for each in importlib.metadata.distributions()}))
 """
 LOOK = f"""
 grep -rlI -e {CANARY} / --exclude-dir=proc --exclude-dir=sys 2>/dev/null

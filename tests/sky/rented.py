@@ -26,10 +26,11 @@ TOKEN = "LAUNCH_TOKEN"
 class Rented(HostsRun):
     """The main recipe with `--on sky`, on machines with disks and homes of their own."""
 
-    def __init__(self, bed: Bed, *overrides: str, target: Path = MAIN, nodes: int = 2) -> None:
+    def __init__(self, bed: Bed, *overrides: str, target: Path = MAIN, nodes: int = 2, is_script: bool = False) -> None:
         self.store = bed.folder / "bucket"
         self.home = bed.folder / "caller"
-        given = (f"sky.python={sys.executable}", f"checkpoint.store=file://{self.store}", *overrides)
+        store = () if is_script else (f"checkpoint.store=file://{self.store}",)
+        given = (f"sky.python={sys.executable}", *store, *overrides)
         request = Request(
             target=str(target), overrides=given, nodes=nodes, where="sky", name="rented", runs_dir=str(self.home)
         )

@@ -183,7 +183,7 @@ def node_of(cloud: Cloud) -> tuple[RunDir, Copier]:
     """A machine of the run, which keeps its record at the store."""
     node = RunDir(cloud.folder / "node" / cloud.run.run_id)
     node.path.mkdir(parents=True)
-    return node, Copier(RecordStore(cloud.sky.store), node.path)
+    return node, Copier(RecordStore(cloud.sky.store), node.path, found={})
 
 
 def test_the_record_comes_home_when_somebody_looks(with_store: Cloud) -> None:

@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> RecordStore:
 def test_what_a_node_writes_arrives_where_it_was_launched_and_nothing_else(tmp_path: Path, store: RecordStore) -> None:
     node, home = tmp_path / "node", tmp_path / "home"
     write(node, token="secret", plan_dot_json="{}", code__train_dot_py="x", checkpoints__step="y")
-    copier = Copier(store, node)
+    copier = Copier(store, node, found=stamps(node))
     write(
         node, events__head_dot_jsonl="a\n", metrics_dot_jsonl="b\n", result_dot_json="{}", logs__console_dot_log="c\n"
     )
@@ -47,7 +47,7 @@ def test_what_a_node_writes_arrives_where_it_was_launched_and_nothing_else(tmp_p
 def test_each_file_is_copied_by_the_node_that_writes_it(tmp_path: Path, store: RecordStore) -> None:
     """What a node has found there is not its own, unless it writes on."""
     node = write(tmp_path / "node", **{"events__node-0_dot_jsonl": "a\n", "events__node-1_dot_jsonl": "b\n"})
-    copier = Copier(store, node)
+    copier = Copier(store, node, found=stamps(node))
     assert copier.copy(everything=True) == []
     write(node, **{"events__node-1_dot_jsonl": "b\nc\n"})
     assert copier.copy(everything=True) == ["events/node-1.jsonl"]
@@ -56,7 +56,7 @@ def test_each_file_is_copied_by_the_node_that_writes_it(tmp_path: Path, store: R
 def test_long_files_are_copied_seldom_and_at_the_end(tmp_path: Path, store: RecordStore) -> None:
     now_s = [0.0]
     node = tmp_path / "node"
-    copier = Copier(store, node, clock=lambda: now_s[0])
+    copier = Copier(store, node, found={}, clock=lambda: now_s[0])
     log = node / "logs" / "attempt-1" / "rank-0.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"x" * 20_000_000)
@@ -72,7 +72,7 @@ def test_long_files_are_copied_seldom_and_at_the_end(tmp_path: Path, store: Reco
 
 def test_old_logs_stay_where_they_are_when_other_machines_take_over(tmp_path: Path, store: RecordStore) -> None:
     node, next_node = tmp_path / "node", tmp_path / "next"
-    copier = Copier(store, node)
+    copier = Copier(store, node, found=stamps(node))
     write(node, **{"logs__attempt-1__rank-0_dot_log": "a", "logs__console_dot_log": "b"})
     copier.copy()
     assert store.fetch(next_node, old_logs=False) == ["logs/console.log"]
