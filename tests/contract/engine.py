@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -23,31 +22,15 @@ from typing import Any
 
 import base_image
 import pytest
+from engine_box import LIMIT_S, READY_S, Box, call, children, is_below, plain_environment
 from engine_packages import SYSTEM_PATH, client, find_program, missing
 from forward_proxy import ForwardProxy
 
-NETWORK = "198.18.92"
-"""Of the cable between this machine and the engine, of a range that is for tests of networks alone."""
 BASE = "launch-test-base"
 """The image with Python and without torch, which most tests bind-mount."""
 GIVEN_BASE = Path(os.environ["LAUNCH_TEST_BASE"]) if "LAUNCH_TEST_BASE" in os.environ else None
 """The archive of it, where one was made before (`python tests/contract/base_image.py FILE`): saves half a minute."""
-READY_S = 60.0
-LIMIT_S = 120.0
-ENOUGH_BYTES = 12 << 30
-"""With so much memory free, images are in memory: some 4 GB, gone with the mount. From a disk they go file by file."""
 _LOOK_EVERY_S = 0.05
-_WITH_US = ("setpriv", "--pdeathsig", "KILL")
-_INIT = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nprint('up', flush=True)\nwhile 1: signal.pause()"
-"""Process 1 of the namespaces: it buries the orphans of others, and all end with it."""
-_BOOT = """
-mkdir -p /run/containerd /run/docker
-mount -t tmpfs tmpfs /run/containerd
-mount -t tmpfs tmpfs /run/docker
-ip link set lo up
-echo 1 > /proc/sys/net/ipv4/ip_forward
-exec "$1" -S -c "$2"
-"""
 _CAPPED_RUNC = """#!{python} -IS
 # A machine without CAP_SYS_RESOURCE may not raise limits, and runc would refuse `memlock=-1`: cap them to ours.
 import json, os, resource, sys
@@ -71,21 +54,18 @@ cat > /dev/null
 """
 
 
-class Engine:
+class Engine(Box):
     """One engine. It is off until `boot`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.socket, self.log = folder / "docker.sock", folder / "dockerd.log"
+        super().__init__(folder)
+        self.socket = folder / "docker.sock"
         self._cgroup = f"launch-test-{os.getpid()}-{folder.name}"
-        self._unshare: subprocess.Popen[str] | None = None
         self._daemon: subprocess.Popen[bytes] | None = None
         self.proxy: ForwardProxy | None = None
-        self._number = -1  # no cable yet
         (folder / "bin").mkdir()
         (folder / "gpu").mkdir()
         (folder / "config").mkdir()
-        (folder / "data").mkdir()
         docker, runc = client(), find_program("runc")
         assert docker, "no docker client that can build with BuildKit: install the buildx plugin"
         assert runc, missing()
@@ -104,65 +84,11 @@ class Engine:
             "PATH": f"{self.folder / 'bin'}:{os.environ.get('PATH', os.defpath)}",
         }
 
-    @property
-    def _cable(self) -> str:
-        return f"lte{self._number}"
-
-    @property
-    def init(self) -> int:
-        """Process 1 of its namespaces, seen from outside."""
-        assert self._unshare is not None, "the engine is off"
-        return int(_children(self._unshare.pid)[0])
-
-    @property
-    def address(self) -> str:
-        """Of the engine, on the cable between it and this machine."""
-        return f"{NETWORK}.{4 * self._number + 2}"
-
-    @property
-    def outside(self) -> str:
-        """The address of this machine on that cable. Containers reach it, and nothing behind it."""
-        return f"{NETWORK}.{4 * self._number + 1}"
-
-    def inside(self, *argv: str) -> list[str]:
-        """A command, to be run where the engine is: its network, its processes, its mounts."""
-        return ["nsenter", "-t", str(self.init), "-n", "-m", "-p", "--", *argv]
-
     def boot(self, *, gpus: bool = False) -> None:
         """Make the namespaces and the cable, and start the daemon."""
-        namespaces = ("--fork", "--kill-child", "--pid", "--mount-proc", "--net", "--mount", "--propagation", "private")
-        with self.log.open("a") as log:
-            self._unshare = subprocess.Popen(
-                [*_WITH_US, "unshare", *namespaces, "sh", "-ec", _BOOT, "boot", sys.executable, _INIT],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=_plain_environment(),
-            )
-        assert self._unshare.stdout is not None
-        assert self._unshare.stdout.readline() == "up\n", self.log.read_text()
-        if _memory_bytes() >= ENOUGH_BYTES:
-            _must(*self.inside("mount", "-t", "tmpfs", "-o", "size=80%", "tmpfs", str(self.folder / "data")))
-        self._plug_in()
-        # Nobody answers there, and containers hear so at once; one that cannot be reached they would wait for.
-        (self.folder / "resolv.conf").write_text(f"nameserver {self.outside}\n")
-        _must(*self.inside("mount", "--bind", str(self.folder / "resolv.conf"), "/etc/resolv.conf"))
+        self.make()
         self.proxy = ForwardProxy(self.outside)
         self.start_daemon(gpus=gpus)
-
-    def _plug_in(self) -> None:
-        """A cable from this machine to the engine. Each engine that runs here has the next free number."""
-        for self._number in range(64):
-            end = ("type", "veth", "peer", "name", "eth0", "netns", str(self.init))
-            made = _call("ip", "link", "add", self._cable, *end)
-            if made.returncode == 0:
-                break
-            assert "File exists" in made.stderr, made.stderr
-        _must("ip", "addr", "add", f"{self.outside}/30", "dev", self._cable)
-        _must("ip", "link", "set", self._cable, "up")
-        _must(*self.inside("ip", "addr", "add", f"{self.address}/30", "dev", "eth0"))
-        _must(*self.inside("ip", "link", "set", "eth0", "up"))
-        _must(*self.inside("ip", "route", "add", "default", "via", self.outside))
 
     def start_daemon(self, *, gpus: bool = False) -> None:
         """Start the daemon. gpus: it takes `--gpus`, as on a machine with NVIDIA's toolkit."""
@@ -182,11 +108,11 @@ class Engine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_plain_environment(), "PATH": f"{place / 'gpu'}:{path}" if gpus else path},
+                env={**plain_environment(), "PATH": f"{place / 'gpu'}:{path}" if gpus else path},
                 start_new_session=True,
             )
         deadline_s = time.monotonic() + READY_S
-        while _call("docker", "version", env=self._environment()).returncode:
+        while call("docker", "version", env=self._environment()).returncode:
             assert self._daemon.poll() is None, f"dockerd has ended:\n{self.log.read_text()}"
             assert time.monotonic() < deadline_s, f"dockerd is not ready after {READY_S:.0f} s:\n{self.log.read_text()}"
             time.sleep(_LOOK_EVERY_S)
@@ -194,7 +120,7 @@ class Engine:
     def stop_daemon(self, signum: int = signal.SIGTERM) -> None:
         """End the daemon; SIGTERM ends its containers first, SIGKILL leaves them without one."""
         assert self._daemon is not None, "the daemon does not run"
-        os.kill(int(_children(self._daemon.pid)[0]), signum)
+        os.kill(children(self._daemon.pid)[0], signum)
         self._daemon.wait(LIMIT_S)
         self._daemon = None
 
@@ -218,7 +144,7 @@ class Engine:
         limit_s: float = LIMIT_S,
     ) -> subprocess.CompletedProcess[str]:
         """Another client of this engine."""
-        done = _call(*argv, stdin=stdin, env={**self._environment(), **(env or {})}, limit_s=limit_s)
+        done = call(*argv, stdin=stdin, env={**self._environment(), **(env or {})}, limit_s=limit_s)
         said = f"{done.stdout}\n{done.stderr}"
         assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.returncode}\n{said}"
         return done
@@ -235,7 +161,7 @@ class Engine:
                 if not folder.name.isdecimal():
                     continue
                 status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
-                if status["NSpid"].split()[1:2] == [inner] and _is_below(int(folder.name), self.init):
+                if status["NSpid"].split()[1:2] == [inner] and is_below(int(folder.name), self.init):
                     return int(folder.name)
         raise AssertionError(f"{container} has no process")
 
@@ -280,29 +206,11 @@ class Engine:
                 self.stop_daemon()
         if self.proxy is not None:
             self.proxy.close()
-        if self._unshare is not None:
-            init = os.pidfd_open(self.init)
-            signal.pidfd_send_signal(init, signal.SIGKILL)
-            select.select([init], [], [], READY_S)  # it is over when all in its namespaces are
-            os.close(init)
-            self._unshare.communicate()
-            _call("ip", "link", "del", self._cable)  # else the kernel does, some time later
+        self.unmake()
         _remove_groups(self._cgroup)
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self.env}
-
-
-def _is_below(pid: int, ancestor: int) -> bool:
-    while pid > 1 and pid != ancestor:
-        pid = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-    return pid == ancestor
-
-
-def _memory_bytes() -> int:
-    """What is free, or could be at once."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def _remove_groups(name: str) -> None:
@@ -313,29 +221,9 @@ def _remove_groups(name: str) -> None:
                 folder.rmdir()
 
 
-def _plain_environment() -> dict[str, str]:
-    """Without the mark by which a test finds its own processes: the engine outlives the test that asked for it."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("LAUNCH_", "DOCKER_"))}
-
-
 def _write_program(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
-
-
-def _children(pid: int) -> list[str]:
-    return (Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text().split()
-
-
-def _call(
-    *argv: str, stdin: str = "", env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, env=env, timeout=limit_s)
-
-
-def _must(*argv: str) -> None:
-    done = _call(*argv)
-    assert done.returncode == 0, f"`{' '.join(argv)}` ended with {done.returncode}: {done.stderr or done.stdout}"
 
 
 def site_packages() -> Sequence[str]:
