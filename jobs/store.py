@@ -7,9 +7,6 @@ URL         whole on the disk of node 0, and the newest one is copied to there a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
@@ -55,12 +52,8 @@ def find_store(job: Job, checkpoints: Checkpoints, meeting: Meeting, run_dir: Ru
 def _open(job: Job, checkpoints: Checkpoints, run_dir: RunDir, url: str, name: str) -> None:
     """On rank 0: the store at a URL, and what copies there. Raises CheckpointError."""
     remote = Remote(url, name)
-    events = EventWriter(run_dir.path, "uploader")
-
-    def tell(event: str, fields: Mapping[str, Any]) -> None:
-        events.write(event, attempt=job.attempt, **fields)
-
-    uploader = Uploader(remote, checkpoints.shelf, keep=job.recipe.checkpoint.keep, tell=tell)
+    events, keep = EventWriter(run_dir.path, "uploader"), job.recipe.checkpoint.keep
+    uploader = Uploader(remote, checkpoints.shelf, events, attempt=job.attempt, keep=keep)
     checkpoints.away = Away(checkpoints.shelf, remote=remote, uploader=uploader)
 
 

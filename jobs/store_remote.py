@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +21,9 @@ from jobs.manifest import MANIFEST, BrokenError, Manifest, compare, look, read_m
 from jobs.shelf import Shelf
 from jobs.state import CheckpointError
 from jobs.world import Meeting
+from launcher.runs.events import EventWriter
 
 T = TypeVar("T")
-Tell = Callable[[str, Mapping[str, Any]], None]
 KEY = "checkpoint.store"
 
 
@@ -149,11 +149,9 @@ def _asked(action: Callable[[], T]) -> T:
 class Uploader:
     """Copies the newest checkpoint to a URL, behind the training's back; in a thread of rank 0."""
 
-    def __init__(
-        self, remote: Remote, shelf: Shelf, *, keep: int, tell: Callable[[str, Mapping[str, Any]], None]
-    ) -> None:
-        """`tell`: takes an event, with its fields. Called in the thread."""
-        self._remote, self._shelf, self._kept, self._tell = remote, shelf, keep, tell
+    def __init__(self, remote: Remote, shelf: Shelf, events: EventWriter, *, attempt: int, keep: int) -> None:
+        self._remote, self._shelf, self._events = remote, shelf, events
+        self._attempt, self._kept = attempt, keep
         self._news = threading.Condition()
         self._wanted: str | None = None
         self._now: str | None = None
@@ -188,15 +186,16 @@ class Uploader:
     def _upload(self, name: str) -> None:
         begin_s = time.monotonic()
         step = step_of(name)
+        about = {"attempt": self._attempt, "step": step, "url": self._remote.url}
         try:
             size_bytes = self._remote.upload(self._shelf.folder / name)
             self._tidy(name)
         except (RemoteError, OSError, BrokenError) as error:
             print(f"THE UPLOAD OF STEP {step} to {self._remote.url} HAS FAILED: {error}", flush=True)
-            self._tell("upload_failed", {"step": step, "url": self._remote.url, "reason": str(error)})
+            self._events.write("upload_failed", **about, reason=str(error))
             return
         took = round(time.monotonic() - begin_s, 3)
-        self._tell("uploaded", {"step": step, "url": self._remote.url, "size_bytes": size_bytes, "time_s": took})
+        self._events.write("uploaded", **about, size_bytes=size_bytes, time_s=took)
 
     def _tidy(self, name: str) -> None:
         """The best one goes there too, and what is held neither there nor here goes."""

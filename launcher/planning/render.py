@@ -274,12 +274,20 @@ def _after_failure(plan: Plan) -> str:
     if plan.limits.max_restarts == 0:
         return "a failure ends the run"
     if worker.kind == "job":
-        return "of the whole group, from the last checkpoint"
+        return f"of the whole group, from the last checkpoint{_stored(plan)}"
     if worker.resume_newest is not None:
         return f"of the whole group, with {shlex.join(worker.resume_argv)} where {worker.resume_newest} finds one"
     if worker.adapter is not None:
         return f"of the whole group, from the newest checkpoint that {_ADAPTED[worker.adapter]} has saved"
     return "of the whole group; the script finds its own checkpoint"
+
+
+def _stored(plan: Plan) -> str:
+    """Where else than in the run directory checkpoints are."""
+    store = plan.recipe.get("checkpoint", {}).get("store", "shared")
+    if store == "replicate":
+        return ", which is whole on two disks where the nodes share none"
+    return "" if store == "shared" else f", the newest also at {store}"
 
 
 def _lines(texts: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
@@ -31,7 +32,16 @@ def find_checkpoint(run: RunDir, which: str, *, flag: str = "--checkpoint") -> P
         return own
     there = ", ".join(map(str, steps)) or "none"
     message = f"run {run.run_id} has no checkpoint {which!r}"
-    raise RecipeError([Problem(where=flag, message=message, hint=f"steps that are there: {there}")])
+    raise RecipeError(
+        [Problem(where=flag, message=message, hint=f"steps that are there: {there}{_elsewhere(run, steps)}")]
+    )
+
+
+def _elsewhere(run: RunDir, steps: Mapping[int, Path]) -> str:
+    """What was uploaded, and is not here."""
+    uploaded = {event["step"]: event["url"] for event in read_events(run.path) if event["event"] == "uploaded"}
+    newest = max(uploaded.keys() - steps.keys(), default=None)
+    return "" if newest is None else f"; uploaded: {uploaded[newest]}/step-{newest}"
 
 
 def _of_a_script(run: RunDir) -> Path | None:

@@ -18,6 +18,7 @@ def saves_text(events: Sequence[Event], parts: Mapping[str, float]) -> str:
         _cost("checkpoints", "checkpoint_saved", events, running_s),
         _cost("memory snapshots", "memory_saved", events, running_s),
         _failed([event for event in events if event["event"] == "save_failed"]),
+        _uploads([event for event in events if event["event"] in ("uploaded", "upload_failed")]),
     ]
     return "\n".join(filter(None, lines))
 
@@ -37,3 +38,14 @@ def _failed(failed: Sequence[Event]) -> str:
         return ""
     last = failed[-1]
     return f"{count(len(failed), 'save')} failed, the last at step {last['step']}: {first_line(str(last['reason']))}"
+
+
+def _uploads(events: Sequence[Event]) -> str:
+    """`uploads: 3 to s3://bucket/runs/r/checkpoints, the last of step 30; 1 failed, the last at step 20: ...`"""
+    done = [event for event in events if event["event"] == "uploaded"]
+    failed = [event for event in events if event["event"] == "upload_failed"]
+    parts = [f"{len(done)} to {done[-1]['url']}, the last of step {done[-1]['step']}"] if done else []
+    if failed:
+        last = failed[-1]
+        parts.append(f"{len(failed)} failed, the last at step {last['step']}: {first_line(str(last['reason']))}")
+    return f"uploads: {'; '.join(parts)}" if parts else ""

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from planning_values import facts, job, plan
 
-from launcher.errors import RecipeError
+from launcher.errors import RecipeError, Refused
+from launcher.planning.render import render_plan
 from launcher.planning.store_facts import store_fault, store_refusals
 from launcher.recipe.loader import load_recipe
 
@@ -48,3 +50,20 @@ def test_without_fsspec_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
     assert "the package fsspec, which is not installed" in store_fault("file:///data")
     assert store_fault("shared") == ""
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        ("shared", "from the last checkpoint\n"),
+        ("replicate", "from the last checkpoint, which is whole on two disks where the nodes share none\n"),
+        ("s3://bucket/runs", "from the last checkpoint, the newest also at s3://bucket/runs\n"),
+    ],
+)
+def test_a_dry_run_says_what_a_restart_goes_on_from(store: str, told: str) -> None:
+    assert told in render_plan(plan(job(checkpoint={"store": store}), facts()))
+
+
+def test_the_launch_is_refused_where_the_store_cannot_be_used() -> None:
+    with pytest.raises(Refused, match="s3://bucket cannot be used here: Install s3fs to access S3"):
+        plan(job(checkpoint={"store": "s3://bucket"}), facts(store_fault="Install s3fs to access S3"))

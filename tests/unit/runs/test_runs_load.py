@@ -166,3 +166,10 @@ def test_checkpoints_are_found_by_step_latest_and_best(saved: RunDir) -> None:
 def test_a_checkpoint_that_is_not_there_exits_2_with_those_that_are(saved: RunDir, which: str) -> None:
     with pytest.raises(RecipeError, match="steps that are there: 9, 100"):
         find_checkpoint(saved, which)
+
+
+def test_a_checkpoint_that_is_not_here_may_be_where_it_was_uploaded(saved: RunDir) -> None:
+    for step in (9, 20):
+        Happens("uploader", "uploaded", {"step": step, "url": "s3://b/r/checkpoints"}).play(saved)
+    with pytest.raises(RecipeError, match="there: 9, 100; uploaded: s3://b/r/checkpoints/step-20"):
+        find_checkpoint(saved, "20")

@@ -26,3 +26,14 @@ def test_a_run_that_has_told_nothing_of_its_saves_has_no_line() -> None:
     assert saves_text([], {}) == ""
     told = saves_text([{"event": "checkpoint_saved", "step": 1, "blocked_s": 0.0}], {})
     assert told == "checkpoints: 1, the training waited 0.00 s for them"
+
+
+def test_what_went_to_a_url_and_what_did_not_is_told() -> None:
+    url = "s3://bucket/runs/r0/checkpoints"
+    done = [{"event": "uploaded", "step": step, "url": url, "size_bytes": 1, "time_s": 1.0} for step in (10, 30)]
+    failed = {"event": "upload_failed", "step": 20, "url": url, "reason": "OSError: no route\nmore"}
+    assert saves_text(done, {}) == f"uploads: 2 to {url}, the last of step 30"
+    assert saves_text([failed], {}) == "uploads: 1 failed, the last at step 20: OSError: no route"
+    assert saves_text([done[0], failed, done[1]], {}).endswith(
+        "step 30; 1 failed, the last at step 20: OSError: no route"
+    )
