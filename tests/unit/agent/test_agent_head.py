@@ -429,6 +429,15 @@ class TestStop:
         assert sent(head.stop(0, "Ctrl-C", 2)) == [("kill", None)]
         assert finish_of(all_ready(head)).exit_code == 130
 
+    def test_one_that_every_process_hears_is_one_request(self) -> None:
+        """SkyPilot signals the agent, and who has started it, which passes it on."""
+        head = running(all_signalled=True)
+        head.stop(0, "SIGTERM", 15)
+        head.now_s += 0.5
+        assert head.stop(0, "SIGTERM", 15) == []
+        head.now_s += 5.0
+        assert Say("second request to stop: ending now") in head.stop(0, "SIGTERM", 15)
+
     def test_before_the_start_it_is_immediate(self) -> None:
         head = make_head()
         head.joined(0, "n0")

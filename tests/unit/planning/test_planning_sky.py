@@ -13,10 +13,14 @@ from planning_values import facts, job, plan, script
 
 from launcher.errors import RecipeError
 from launcher.planning.code import CodeFacts
+from launcher.planning.make import make_plan
 from launcher.planning.plan import Plan, SkyPlan
+from launcher.recipe.loader import load_recipe
+from launcher.recipe.profiles import read_profile
 from launcher.recipe.schema import Recipe
 from launcher.runs.create import resolved_recipe
 
+ROOT = Path(__file__).parents[3]
 SHELLCHECK = str(Path(sys.executable).with_name("shellcheck"))
 URL = {"store": "s3://bucket/runs"}
 
@@ -182,3 +186,16 @@ def test_the_scripts_are_bash(recipe: Recipe) -> None:
 def test_a_plan_is_read_back() -> None:
     made = rented(job(resources={"nodes": 2}, checkpoint=URL, sky={"accelerators": "H100:8"}))
     assert Plan.from_json(made.to_json()) == made
+
+
+def test_the_profile_of_the_documentation_plans_the_main_recipe(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "cloud.md").read_text(encoding="utf-8")
+    path = tmp_path / "cloud.yaml"
+    path.write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    profile = read_profile(path)
+    profile.findings.raise_if_any()
+    recipe = load_recipe(ROOT / "recipes" / "mnist_ddp.yaml", ["checkpoint.store=s3://bucket/runs"], profile=profile)
+    made = make_plan(recipe, facts(), run_id="r0", runs_dir="runs", executor=profile.executor)
+    resources = task_of(made)["resources"]
+    assert (resources["accelerators"], resources["use_spot"], resources["disk_tier"]) == ("H100:8", True, "high")
+    assert task_of(made)["file_mounts"]["/data"] == "s3://bucket/data"
