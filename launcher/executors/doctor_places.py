@@ -67,12 +67,18 @@ def _machines(executor: str, recipe: Recipe, *, gpus: bool) -> tuple[tuple[Machi
     if executor == "docker":
         from launcher.executors.docker_probe import engine_problem
         from launcher.executors.job_node import Container
-        from launcher.planning.docker import image_of
+        from launcher.planning.docker import image_of, mount_text, read_mount
 
         there = ThisMachine()
         if (problem := engine_problem(there)) is not None:
             raise Refused([problem])
-        return (Container(there, image_of(recipe, gpus=gpus), gpus=gpus),), recipe.python or "python3"
+        mounts = [mount for text in recipe.docker.mounts if (mount := read_mount(text, str(Path.cwd()))) is not None]
+        options = (
+            *(("--gpus", "all") if gpus else ()),
+            *(word for mount in mounts for word in ("--mount", mount_text(mount))),
+            *recipe.docker.args,
+        )
+        return (Container(there, image_of(recipe, gpus=gpus), options),), recipe.python or "python3"
     return (), own
 
 

@@ -25,10 +25,13 @@ class JobNode:
 
 
 class Container:
-    """A container of an image on a machine, a new one for each command. It is gone with it."""
+    """A container of an image on a machine, a new one for each command. It is gone with it.
 
-    def __init__(self, machine: Machine, image: str, *, gpus: bool) -> None:
-        self._machine, self._image, self._gpus = machine, image, gpus
+    options: further words of `docker run`.
+    """
+
+    def __init__(self, machine: Machine, image: str, options: Sequence[str] = ()) -> None:
+        self._machine, self._image, self._options = machine, image, tuple(options)
 
     @property
     def name(self) -> str:
@@ -37,6 +40,5 @@ class Container:
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float) -> Done:  # noqa: A002 - as subprocess
         """Run a command in a container that shares the network of its machine. Raises Unreachable."""
-        gpus = ("--gpus", "all") if self._gpus else ()
-        words = ("docker", "run", "--rm", "--interactive", "--init", "--network", "host", *gpus)
+        words = ("docker", "run", "--rm", "--interactive", "--init", "--network", "host", *self._options)
         return self._machine.run((*words, "--entrypoint", "", self._image, *argv), input=input, timeout_s=timeout_s)

@@ -179,3 +179,12 @@ def test_each_value_has_a_source_and_a_date_and_each_preset_is_in_the_schema() -
     annotation = NetworkSection.model_fields["preset"].annotation
     assert set(get_args(annotation)) == set(PRESETS)
     assert missing_for("auto", (host(),)) == []
+
+
+def test_the_page_of_the_network_names_each_preset_and_what_it_sets() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "network.md").read_text(encoding="utf-8")
+    for name, preset in PRESETS.items():
+        assert f"`{name}`" in page or name == "auto"
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}`")] or [""]
+        for known in preset.values if name in ("ethernet", "infiniband", "roce", "aws-efa", "coreweave") else ():
+            assert f"{known.name}={known.value}" in row
