@@ -25,7 +25,10 @@ CANARY = "canary-5d0c3b77e1f9"
 RECIPE = "recipes/mnist_ddp.yaml"
 EVERY = ("train.eval_every=20 steps", "checkpoint.every=20 steps", "tracking.wandb.mode=disabled")
 STEPS = ("train.until=40 steps", *EVERY)
-JUNK = (".env", "launcher/.env", "jobs/.netrc", "slurm/key.pem", "token.txt", ".git/config", "docker/steps/.npmrc")
+JUNK = (
+    *(".env", "token.txt", ".git/config", "launcher/.env", "jobs/.netrc", "slurm/key.pem", "recipes/key.txt"),
+    *("runs/r-1/token", "docker/steps/.npmrc"),
+)
 CHANGED = "launch-test:changed"
 VERSIONS = """
 import importlib.metadata, json
@@ -147,13 +150,15 @@ def test_secrets_and_what_lies_about_in_the_folder_do_not_get_into_it_and_a_chan
 ) -> None:
     context = copy_of_the_tree(tmp_path)
     for name in JUNK:
-        (context / name).parent.mkdir(exist_ok=True)
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
         (context / name).write_text(CANARY)
-    (context / "launcher" / "errors.py").open("a").write("\nIS_CHANGED = True\n")
+    with (context / "launcher" / "errors.py").open("a") as code_of_ours:
+        code_of_ours.write("\nIS_CHANGED = True\n")
     secret = tmp_path / "pip.conf"
     secret.write_text(f"[global]\nretries = 4\n# {CANARY}\n")
     try:
-        said = build_cpu(engine, torch_place, "--secret", f"id=pip,src={secret}", context=context, tag=CHANGED)
+        options = ("--secret", f"id=pip,src={secret}", "--build-arg", "VERSION=1.2.3")
+        said = build_cpu(engine, torch_place, *options, context=context, tag=CHANGED)
         steps = dict(re.findall(r"^#(\d+) \[([\w-]+ \d+/\d+)\]", said, re.MULTILINE))
         cached = {name for number, name in steps.items() if re.search(rf"^#{number} CACHED", said, re.MULTILINE)}
         assert {"packages-cpu 1/1", "environment 1/1"} <= cached, said
@@ -165,6 +170,7 @@ def test_secrets_and_what_lies_about_in_the_folder_do_not_get_into_it_and_a_chan
         history = engine.docker("history", "--no-trunc", CHANGED).stdout
         assert engine.proxy is not None
         assert [word for word in (CANARY, engine.proxy.url, engine.outside) if word in history] == []
+        assert engine.inspect(CHANGED)["Config"]["Labels"]["org.opencontainers.image.version"] == "1.2.3"
         assert "PROXY" not in json.dumps(engine.inspect(CHANGED)["Config"]).upper()
     finally:
         engine.docker("image", "rm", "--force", CHANGED, check=False)
