@@ -24,7 +24,7 @@ LIMIT_S = 120.0
 CANARY = "canary-5d0c3b77e1f9"
 RECIPE = "recipes/mnist_ddp.yaml"
 EVERY = ("train.eval_every=20 steps", "checkpoint.every=20 steps", "tracking.wandb.mode=disabled")
-STEPS = ("train.until=40 steps", *EVERY)
+STEPS = ("train.until=40 steps", "resources.device=cpu", *EVERY)
 JUNK = (
     *(".env", "token.txt", ".git/config", "launcher/.env", "jobs/.netrc", "slurm/key.pem", "recipes/key.txt"),
     *("runs/r-1/token", "docker/steps/.npmrc"),
