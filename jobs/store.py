@@ -12,9 +12,8 @@ from torch.distributed import ProcessGroup
 
 from jobs.checkpoint import Checkpoints
 from jobs.job import Job
-from jobs.state import CheckpointError
 from jobs.store_copies import Copies
-from jobs.store_disks import Disks, find_disks, refuse_several, sentence
+from jobs.store_disks import Disks, StoreError, find_disks, refuse_several, sentence
 from jobs.store_record import RecordCopies
 from jobs.store_remote import Away, Remote, Uploader
 from jobs.world import Meeting
@@ -32,7 +31,7 @@ _STOP_SHARE = 1 / 2
 def find_store(job: Job, checkpoints: Checkpoints, meeting: Meeting, run_dir: RunDir, name: str) -> Disks:
     """Try where the checkpoints are to be, and find out who shares the folder with whom; all ranks together.
 
-    name: of the run, at a URL. Raises CheckpointError on all of them.
+    name: of the run, at a URL. Raises StoreError on all of them.
     """
     store, shared = job.recipe.checkpoint.store, job.recipe.checkpoint.store == "shared"
     meeting.gather("try the folder of the checkpoints", lambda: checkpoints.check_writable(meeting.world.rank))
@@ -43,14 +42,14 @@ def find_store(job: Job, checkpoints: Checkpoints, meeting: Meeting, run_dir: Ru
     if shared:
         try:
             refuse_several(disks, checkpoints.folder)
-        except CheckpointError:
+        except StoreError:
             meeting.part("know the disks")
             raise
     return disks
 
 
 def _open(job: Job, checkpoints: Checkpoints, run_dir: RunDir, url: str, name: str) -> None:
-    """On rank 0: the store at a URL, and what copies there. Raises CheckpointError."""
+    """On rank 0: the store at a URL, and what copies there. Raises StoreError."""
     remote = Remote(url, name)
     events, keep = EventWriter(run_dir.path, "uploader"), job.recipe.checkpoint.keep
     uploader = Uploader(remote, checkpoints.shelf, events, attempt=job.attempt, keep=keep)

@@ -12,13 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.state import CheckpointError
 from jobs.world import Meeting
 from launcher.wording import count
 
 SEEN_S = 5.0
 """How long a token may take to be seen on a node where `checkpoint.store` says that it must be."""
 _PAUSE_S = 0.05
+
+
+class StoreError(RuntimeError):
+    """`checkpoint.store` does not fit what there is: to try again would not help."""
+
+    launch_plain = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +87,10 @@ def find_disks(meeting: Meeting, folder: Path, *, attempt: int, must_be_one: boo
 
 
 def refuse_several(disks: Disks, folder: Path) -> None:
-    """Raise CheckpointError where `checkpoint.store: shared` is not what there is."""
+    """Raise StoreError where `checkpoint.store: shared` is not what there is."""
     if disks.count > 1:
         others = ", ".join(disks.names[1:])
-        raise CheckpointError(
+        raise StoreError(
             f"checkpoint.store: shared, and {folder} is another folder on {others} than on {disks.names[0]}: what one "
             "node writes there the others do not see. Put the runs on a file system that all nodes share (--runs-dir), "
             "or set checkpoint.store: replicate (the newest checkpoint on two nodes), or a URL such as s3://bucket/runs"

@@ -19,7 +19,7 @@ from jobs.durable import BLOCK_BYTES, FileInfo, fsync, hashed_file
 from jobs.folders import complete, step_of
 from jobs.manifest import MANIFEST, BrokenError, Manifest, compare, look, read_manifest
 from jobs.shelf import Shelf
-from jobs.state import CheckpointError
+from jobs.store_disks import StoreError
 from jobs.world import Meeting
 from launcher.runs.events import EventWriter
 
@@ -28,24 +28,26 @@ KEY = "checkpoint.store"
 
 
 class RemoteError(RuntimeError):
-    """The store has not done what was asked of it; says what it said."""
+    """The store has not done what was asked of it; says what it said. It may the next time."""
+
+    launch_plain = True
 
 
 class Remote:
     """The checkpoints of one run at a URL. Raises RemoteError for whatever goes wrong there."""
 
     def __init__(self, url: str, run_id: str) -> None:
-        """Raises CheckpointError where the URL cannot be used from here at all."""
+        """Raises StoreError where the URL cannot be used from here at all."""
         self.url = f"{url.rstrip('/')}/{run_id}/checkpoints"
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise CheckpointError(f"{KEY}: {url} needs the package fsspec, which is not installed here") from None
+            raise StoreError(f"{KEY}: {url} needs the package fsspec, which is not installed here") from None
         self._files: Any
         try:
             self._files, self._root = url_to_fs(self.url)
         except (ImportError, ValueError) as error:  # of a protocol: its package is missing, or nobody knows it
-            raise CheckpointError(f"{KEY}: {url} cannot be used here: {error}") from None
+            raise StoreError(f"{KEY}: {url} cannot be used here: {error}") from None
 
     def names(self) -> list[str]:
         """Those that are complete, oldest first."""
@@ -226,7 +228,7 @@ class Away:
         try:
             return fetch_newest(self._remote, self._shelf, newer_than=newer_than)
         except (RemoteError, OSError) as error:
-            raise CheckpointError(f"{KEY}: {self._remote.url} could not be read: {error}") from error
+            raise RemoteError(f"{KEY}: {self._remote.url} could not be read: {error}") from error
 
     def offer(self, name: str) -> None:
         """This one is complete here."""

@@ -57,7 +57,8 @@ _CLASSES = (
     _Class(Cause.SAVE, frozenset({"SaveError"}), _NEVER),  # of jobs.checkpoint; before its base
     _Class(Cause.CHECKPOINT, frozenset({"CheckpointError"}), _NEVER),
     _Class(Cause.USAGE, frozenset({"ImportError", "SyntaxError"}), _NEVER),
-    _Class(Cause.RECIPE, frozenset({"UntrainableError", "SharedMemoryError"}), _NEVER),  # of jobs: known beforehand
+    # Of jobs: known before a step.
+    _Class(Cause.RECIPE, frozenset({"UntrainableError", "SharedMemoryError", "StoreError"}), _NEVER),
     _Class(Cause.NAN, frozenset({"FloatingPointError"}), _NEVER),
     _Class(
         Cause.PEER_LOST,

@@ -181,7 +181,8 @@ def test_all_machines_lose_their_power_and_node_0_its_disk(make_bed: MakeBed, re
 def test_what_must_be_shared_and_is_not_is_refused_before_a_step(make_bed: MakeBed) -> None:
     run = apart(make_bed(2), checkpoint={"every": f"{EVERY} steps"})
     run.inner.start()
-    assert run.inner.wait() != 0
+    assert run.inner.wait() == 1
+    assert run.inner.result["cause"] == "recipe"
     assert "checkpoint.store: shared, and " in run.inner.text
     assert "set checkpoint.store: replicate" in run.inner.text
     assert not run.happened("training_started")

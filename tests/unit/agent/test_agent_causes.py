@@ -37,6 +37,7 @@ def error(name: str, text: str, *bases: str) -> dict[str, Any]:
         (1, error("SyntaxError", "invalid syntax"), Cause.USAGE),
         (1, error("DataError", "data.path: there is no /nowhere", "UntrainableError"), Cause.RECIPE),
         (1, error("OptionError", "model.heads: 3", "UntrainableError"), Cause.RECIPE),
+        (1, error("StoreError", "checkpoint.store: shared, and /x is another folder on node 1"), Cause.RECIPE),
         (1, error("DataError", "of a script", "Exception"), Cause.WORKER_ERROR),
         (1, error("IndentationError", "unexpected indent", "SyntaxError"), Cause.USAGE),
         (1, error("OutOfMemoryError", "CUDA out of memory. Tried to allocate", "RuntimeError"), Cause.OOM),

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.state import CheckpointError
-from jobs.store_disks import Disks, _join, find_disks, one_disk, refuse_several, sentence
+from jobs.store_disks import Disks, StoreError, _join, find_disks, one_disk, refuse_several, sentence
 from jobs.world import World
 
 
@@ -61,7 +60,7 @@ def test_no_token_stays(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_must_be_one_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"checkpoint\.store: shared, and .* on node 1 than on node 0") as error:
+    with pytest.raises(StoreError, match=r"checkpoint\.store: shared, and .* on node 1 than on node 0") as error:
         refuse_several(joined([0, 1], {0: [0], 1: [1]}), tmp_path)
     assert "checkpoint.store: replicate" in str(error.value)
     refuse_several(one_disk(2), tmp_path)
