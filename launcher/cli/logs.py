@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -71,9 +72,19 @@ def _why_nothing(run: RunDir) -> str:
     from launcher.cli.story import Watch
 
     record = Watch(run).look()
+    if record.on_sky:
+        return f"nothing has come home yet, and what its machines say shows: {_skypilots(run)}"
     if not record.state.is_final:
         return "the run has written nothing yet; -f waits for it"
     return f"the run ended before it wrote anything: {record.state}" + f", {record.sentence}" * bool(record.sentence)
+
+
+def _skypilots(run: RunDir) -> str:
+    """SkyPilot's own command for the output of a run."""
+    from launcher.runs.load import read_plan
+
+    sky = read_plan(run).sky
+    return "sky logs" if sky is None else shlex.join(sky.logs)
 
 
 def _follow(chosen: Callable[..., list[Path]], run: RunDir, *, beside_console: bool) -> None:

@@ -15,6 +15,7 @@ from launched import LAUNCH
 from rented import MAIN, Rented
 
 from launcher.executors.sky_home import bring_home, copy_record
+from launcher.runs.events import read_events
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("netns"), pytest.mark.timeout(300)]
 
@@ -90,6 +91,7 @@ def test_skypilots_cancel_leaves_a_checkpoint(make_bed: MakeBed) -> None:
     assert all(host.pids() == {} for host in rented.bed.hosts)
 
 
+@pytest.mark.long
 def test_a_stop_goes_by_the_store(make_bed: MakeBed) -> None:
     """Of a managed job nobody knows the machines; the nodes look at the store."""
     rented = Rented(make_bed(2), *SLOW, "sky.spot=true")
@@ -99,7 +101,19 @@ def test_a_stop_goes_by_the_store(make_bed: MakeBed) -> None:
     assert copy_record(f"stop:{int(signal.SIGTERM)}", rented.plan.sky.store, rented.run.path)
     assert rented.codes()[0] == 75, rented.said()
     assert bring_home(rented.plan, rented.run, machines=True, last=True)
+    saved = rented.result["step"]
     assert rented.result["state"] == "CANCELLED"
+    # `launch resume` takes back what has ended it; other machines go on.
+    rented.run.result.unlink()
+    rented.lose_machines()
+    assert copy_record("withdraw", rented.plan.sky.store, rented.run.path)
+    rented.rent()
+    begun = rented.until(
+        lambda: [e for e in read_events(rented.on(0).path) if e["event"] == "training_started" and e["attempt"] == 2]
+    )
+    assert begun[0]["step"] == saved
+    rented.cancel()
+    assert rented.codes()[0] == 75, rented.said()
 
 
 def test_spot_machines_that_are_lost_are_replaced_and_the_run_goes_on(make_bed: MakeBed, local: dict[str, Any]) -> None:
