@@ -27,12 +27,14 @@ node-<k>, the agent of a node:
     worker_started {attempt, node, rank, local_rank, pid} · worker_ended {attempt, node, rank, pid, exit_code, error} ·
     torchrun_started {attempt, node, pid} · zygote_replaced {node, pid} ·
     zygote_woken {node, pid}, it was stopped · head_lost {node, reason} ·
-    workers_given_up {node, waited_s}, no head agent was found for so long ·
+    workers_given_up {node, waited_s, kept}, no head agent was found for so long; kept: the step in memory, or null ·
     progress {attempt, step}, by what rank 0 prints
 head, the head agent:
     record_lost {attempt, known_by, host}, the disk of node 0 was lost: that node knows of that attempt ·
     node_joined {node, host} · node_lost {node, host, reason} · stranger_refused {peer, reason} ·
     waiting {missing, waited_s} ·
+    preflight {took_s, faults: [sentence], nodes}, before the first attempt on several nodes; of each by its number the
+          host, interface, cpu_rate and bytes_per_s; with faults the run ends ·
     attempt_started {attempt, master_addr, master_port, nodes, members: [node], resumes_from, allocation}, members only
           where the number of nodes may change ·
     scaled {attempt, nodes: [node], missing: [node], reason}, it has other nodes than the attempt before ·

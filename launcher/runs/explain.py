@@ -140,7 +140,8 @@ def _place(plan: Plan, origins: Mapping[str, str]) -> Iterator[Row]:
     yield Row(name="where", value=plan.executor, origin="")
     yield Row(name="device", value=plan.device, origin=plan.device_reason)
     yield Row(name="backend", value=plan.backend, origin=f"of device {plan.device}")
-    yield Row(name="preset", value=str(plan.recipe["network"]["preset"]), origin=origins.get("network.preset", ""))
+    preset = next((value.value for value in plan.values if value.key == "network.preset"), "auto")
+    yield Row(name="preset", value=str(preset), origin=origins.get("network.preset", ""))
     yield Row(name="interface", value=plan.interface, origin=origins.get("network.interface", ""))
     yield Row(name="threads", value=str(plan.threads), origin=origins.get("resources.threads", ""))
 
