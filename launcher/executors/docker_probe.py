@@ -28,6 +28,9 @@ _PROBE_S = 120.0
 """An image that was never used is unpacked first."""
 _MOST_AT_ONCE = 32
 _DEVICES = ("/dev/infiniband",)
+_REFUSED = 125
+"""By the engine: nothing of the image has run."""
+_NO_FOLDER = "bind source path does not exist"
 _NO_IMAGE = "no such image"
 
 
@@ -115,6 +118,10 @@ def _ask_image(machine: Machine, recipe: Recipe, image: str, folder: str) -> dic
     more = [*(word for mount in mounts for word in ("--mount", mount_text(mount))), *recipe.docker.args]
     answer = _run_probe(machine, image, python, more)
     read = read_probe(answer.text, python)
+    if read is None and answer.code == _REFUSED:
+        problem = refusal(answer.words, machine=machine.name, image=image, what="docker run")
+        # All folders that are not there are told at once, by `DockerExecutor.check`.
+        return {**found, "fault": "" if _NO_FOLDER in answer.words else problem.message}
     if read is None:
         return {**found, "fault": f"{python} in it: {answer.words or f'exit code {answer.code}'}"}
     interpreter, packages = read

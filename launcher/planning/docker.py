@@ -156,7 +156,7 @@ def image_findings(recipe: Recipe, docker: Sequence[DockerFacts]) -> Iterator[Fi
         if each.machine and each.has_image is False and (recipe.docker.image is None or recipe.docker.pull == "never"):
             hint = f"docker save {each.image} | ssh {each.machine} docker load; or one from a registry"
             yield Finding("docker.image", f"docker.image: {where} is not there", hint)
-        elif each.has_image and each.interpreter is None:
+        elif each.has_image and each.interpreter is None and each.fault:
             yield Finding("docker.image", f"docker.image: {where} cannot be used: {each.fault}")
         elif each.interpreter is not None and (missing := each.missing(script=recipe.is_script)):
             what = "which the workers need" if recipe.is_script else "which the built-in training program imports"

@@ -207,13 +207,13 @@ class Engine(Box):
         if self.proxy is not None:
             self.proxy.close()
         self.unmake()
-        _remove_groups(self._cgroup)
+        remove_groups(self._cgroup)
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self.env}
 
 
-def _remove_groups(name: str) -> None:
+def remove_groups(name: str) -> None:
     """The cgroups of containers outlive them where the daemon was killed."""
     for top in [*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup") / name]:
         for folder in sorted((path for path in (top, *top.rglob("*")) if path.is_dir()), reverse=True):

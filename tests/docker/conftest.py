@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from docker_hosts import docker_bed
 from engine import Engine, engine, session_engine
 from image import CPU, build_cpu, torch_for_cpus
 from launched import command, launch, recipe
 
-__all__ = ["command", "engine", "launch", "recipe", "session_engine"]
+__all__ = ["command", "docker_bed", "engine", "launch", "recipe", "session_engine"]
 
 
 @pytest.fixture(scope="session")
