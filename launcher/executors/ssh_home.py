@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ _SEES = '[ -e "$1" ] && echo yes; exit 0'
 _UNPACK = """
 mkdir -p "${1%/*}" && umask 077 && mkdir -p "$1/checkpoints" "$1/logs" && cd "$1" && exec tar -xpf -
 """
-_MARK = '[ -d "$1" ] && : >"$1/$2" && echo made; exit 0'
+_MARK = '[ -d "$1" ] || exit 0; ( : >"$1/$2" ) 2>/dev/null && echo made || echo "cannot be made"'
 _REMOVE = 'rm -rf -- "$1"'
 
 
@@ -101,11 +102,15 @@ class Home:
                 self._is_home[node] = done.code == 0 and self._take(node, spool)
         except Unreachable:
             return False
+        except OSError as error:  # of this machine: its disk is full. Nothing is lost, it is fetched again
+            print(f"launch: node {node}: the run does not come home: {error}", file=sys.stderr, flush=True)
+            return False
         return self._is_home[node]
 
     def forget(self, node: int, *, unused: bool = False) -> bool:
         """Remove the run directory of a host, when all of it is home or it was not used. False: it is still there."""
         try:
+            self._shared.pop(node, None)
             if self.shares(node):
                 return True
             if not unused and not self._is_home.get(node, False):
@@ -115,8 +120,9 @@ class Home:
             made = self._machines[node].run(
                 ("sh", "-c", _MARK, "launch", str(self._run.path), mark), timeout_s=_LIMIT_S
             )
-            if made.text != "made":
+            if not made.text:
                 return True  # it is gone
+            # Where nothing can be written any more it is a full disk, and not this one: here a file was made just now.
             if (self._run.path / mark).exists():
                 (self._run.path / mark).unlink()
                 return True

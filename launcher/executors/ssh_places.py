@@ -14,7 +14,7 @@ from launcher.errors import Problem, Refused
 from launcher.executors.machines import Done, Unreachable
 from launcher.executors.places import NodeState
 from launcher.executors.ssh_home import Home
-from launcher.executors.ssh_machine import CONNECT_S, SshMachine
+from launcher.executors.ssh_machine import SshMachine
 from launcher.wording import signal_name
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LIMIT_S = 2.0 * CONNECT_S
+_LIMIT_S = 60.0
+"""Of a command on a host that has too much to do. One that is away is known as such after 10 to 25 s, by ssh itself."""
 _START_LIMIT_S = 60.0
 """An interpreter on a file system that is cold takes its time."""
 _MOST_AT_ONCE = 32
@@ -85,7 +86,9 @@ class SshPlaces:
 
     def start(self, node: int) -> None:
         """Run the line of the plan. Raises Refused."""
-        self._ended(node)  # of one that was there before: who asks now asks about this one
+        self._try(node, _REMOVE)  # what one has left that was there before: who asks now asks about this one
+        if problem := self._send_again(node):
+            raise Refused([problem])
         given = json.dumps({name: os.environ[name] for name in self._plan.secrets if name in os.environ})
         try:
             done = self._machines[node].run(
@@ -156,12 +159,14 @@ class SshPlaces:
             return NodeState(alive=False, exit_code=int(code), detail=detail, killed=int(code) > _SIGNALLED)
         if word in ("lost", "ended"):  # with what stood beside it: by hand, or its machine was started anew
             return NodeState(alive=False, detail=last.strip() or "nobody saw how it ended", killed=True)
-        if word == "nothing":
-            return NodeState(alive=False, there=False)
+        if word == "nothing":  # of one that was started: its disk was lost, and so was its machine
+            return NodeState(alive=False, there=False, killed=True, detail="its run directory is gone")
         return NodeState(alive=None, detail=f"{self._name(node)}: {done.words or f'exit code {done.code}'}")
 
-    def _ended(self, node: int) -> None:
-        self._try(node, _REMOVE)
+    def _send_again(self, node: int) -> Problem | None:
+        """To a host whose disk was lost since; the one that it comes home to has what it needs."""
+        done = self._try(node, '[ -e "$2" ] || exit 3', str(self._run.agent_start))
+        return self._prepare(node) if done is not None and done.code == 3 else None
 
     def _try(self, node: int, script: str, *arguments: str) -> Done | None:
         """None: the host does not answer."""

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import Problem, Refused
 from launcher.executors.machines import Unreachable
-from launcher.executors.ssh_machine import CONNECT_S, SshMachine
+from launcher.executors.ssh_machine import SshMachine
 from launcher.planning.ssh_facts import SshHost, ask_argv, ssh_host
 from launcher.wording import size
 
 if TYPE_CHECKING:
     from launcher.recipe.schema import Recipe
 
-_LIMIT_S = 3.0 * CONNECT_S
+_LIMIT_S = 60.0
 _MOST_AT_ONCE = 32
 _NEEDED_BYTES = 100 << 20
 _MAKE = """

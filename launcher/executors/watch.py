@@ -143,11 +143,16 @@ class Watcher:
             known = {"has_result": self._run.result.exists(), "stop_asked": self._run.stop_file.exists()}
             for action in self._watching.look(states, **known, now_s=time.monotonic()):
                 self._do(action)
-        while not self._places.bring_home() and self._is_far:
+        wait_s = 0.0 if self._watching.silent else _REMOVE_S
+        by_s = time.monotonic() + wait_s
+        while not self._places.bring_home() and self._is_far and time.monotonic() < by_s:
             time.sleep(_PAUSE_S)
         if not self._run.result.exists():
             self._finish()
-        left = self._remove_all(limit_s=_REMOVE_S)
+        left = self._remove_all(limit_s=wait_s)
+        for node in left:
+            text = f"node {node}: its machine does not answer, so what is left of the run there is not removed"
+            say(self._run.console, f"{text}: launch watch {self._run.run_id}")
         self._events.write("watcher_ended", left=left)
         self._events.close()
 

@@ -19,6 +19,8 @@ from launcher.wording import count, first_line, signal_name
 
 BACKSTOP_S = 3.0
 """Beyond the grace time: what has not ended by then is killed."""
+SILENT_S = 5.0
+"""How long after that a machine that does not answer is waited for."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -65,6 +67,8 @@ class Watching:
     ended: dict[int, NodeState] = field(default_factory=dict)
     lost: tuple[int, NodeState] | None = None
     """The first node that has ended badly and was not replaced."""
+    silent: set[int] = field(default_factory=set)
+    """Nodes whose machines did not answer when all others had ended."""
     _stop_by_s: float | None = None
     _over: bool = False
 
@@ -100,6 +104,11 @@ class Watching:
         for node, state in states.items():
             if state.alive is False and node not in self.ended:
                 actions += self._has_ended(node, state, now_s)
+        if self._stop_by_s is not None and now_s > self._stop_by_s + SILENT_S:
+            # Nobody waits for a machine that does not answer: an agent there finds no head, and ends by itself.
+            silent = {node: state for node, state in states.items() if state.alive is None}
+            self.ended |= silent
+            self.silent |= silent.keys()
         if self._stop_by_s is not None and now_s > self._stop_by_s and self._left():
             actions.append(Signal(self._left(), signal.SIGKILL))
         return actions

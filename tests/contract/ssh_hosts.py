@@ -30,7 +30,9 @@ PermitRootLogin prohibit-password
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PidFile none
+SetEnv HOME={folder}/home
 """
+"""A home of its own: what the shell of this machine's user does at a login may take long, and is not ours to test."""
 _CONFIG = """\
 Host {names}
   IdentityFile {folder}/key
@@ -60,6 +62,7 @@ class SshBed:
             raise
 
     def _set_up(self) -> None:
+        (self.folder / "home").mkdir()
         make_key(self.folder / "key")
         known = []
         for host in self.hosts:

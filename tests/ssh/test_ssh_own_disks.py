@@ -110,3 +110,20 @@ def test_a_run_that_cannot_start_leaves_nothing(make_ssh_bed: MakeSshBed, launch
     assert left_on(bed, tmp_path / "runs") == []
     assert not list((tmp_path / "runs").glob("r0-*"))
     assert is_idle(bed)
+
+
+def test_the_disk_of_the_first_host_is_lost(make_ssh_bed: MakeSshBed, launch: Launch, tmp_path: Path) -> None:
+    bed, target = own_disks(make_ssh_bed, tmp_path), small(tmp_path, steps=2000)
+    run = on_hosts(launch, bed, target, REPLICATED)
+    wait_for_step(run, 150)
+    first = bed.hosts[0]
+    first.kill()
+    first.boot()
+    bed.on(first, "mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(tmp_path / "runs"))
+    bed.start_sshd(first)
+    assert run.wait() == 0, run.text
+    assert run.happened("node_replaced", node=0)
+    assert run.result["restarts"] >= 1
+    assert run.result["weights_sha256"] == weights_here(launch, target)
+    assert left_on(bed, tmp_path / "runs") == []
+    assert is_idle(bed)

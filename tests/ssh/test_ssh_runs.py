@@ -174,3 +174,14 @@ def _lines_here() -> list[str]:
             except OSError:
                 continue
     return found
+
+
+def test_a_host_that_is_gone_for_good(make_ssh_bed: MakeSshBed, launch: Launch, tmp_path: Path) -> None:
+    bed, target = make_ssh_bed(2), small(tmp_path, steps=1000)
+    run = launch(target, "--nodes", "1:2", "--on", str(bed.profile), prefix=bed.calling())
+    wait_for_step(run, 150)
+    bed.hosts[1].kill()
+    assert run.wait() == 0, run.text
+    assert run.result["world_size"] == 1
+    assert "h1: " in run.text, "that it does not answer is said"
+    assert is_idle(bed)
