@@ -50,9 +50,8 @@ def _missing_image(plan: Plan, machine: ThisMachine) -> Iterator[Problem]:
         return
     own = (plan.recipe.get("docker") or {}).get("image") is None
     if own:
-        hint = (
-            f"make docker-image; or docker build --target {image.rpartition(':')[2]} -t {image} -f docker/Dockerfile ."
-        )
+        target = image.rpartition(":")[2]
+        hint = f"make image TARGET={target}, from the sources of the launcher; or docker.image: one of yours with torch"
     else:
         hint = f"docker pull {image}, or docker.pull: missing"
     yield Problem(where="docker.image", message=f"there is no image {image} on this machine", hint=hint)

@@ -29,7 +29,7 @@ _KNOWN: Sequence[tuple[str, str, str]] = (
         r"pull access denied|manifest unknown|manifest for .* not found|repository does not exist|not found: manifest"
         r"|No such image|Unable to find image|unauthorized",
         "the image {image} is not there{where}, and cannot be fetched",
-        "docker.image: its exact name; `docker login` for a private registry; our own: `make docker-image`",
+        "docker.image: its exact name; `docker login` for a private registry; our own: `make image`",
     ),
     (
         r"no space left on device",
