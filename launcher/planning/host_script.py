@@ -1,6 +1,7 @@
 """The probe of a host, in plain sh: one round trip, and no Python there. What it says is read by `host_facts.py`.
 
-It changes nothing. A tool that is absent, broken or slow is a fact, too: none is waited for longer than 8 s.
+It changes nothing. A tool that is absent, broken or slow is a fact, too: none is waited for longer than 8 s, since
+even nvidia-smi may take some where nothing keeps the driver loaded.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PROBE_LIMIT_S = 20.0
-"""How long the probe may take, everything in it being limited to half of that."""
+"""How long the probe may take. What it asks is limited to less than half of that, one thing beside the other."""
 
 GIB_SCRIPT = "/usr/local/gib/scripts/set_nccl_env.sh"
 TCPXO_SCRIPTS = ("/var/lib/tcpxo/lib64/nccl-env-profile.sh", "/usr/local/nvidia/lib64/nccl-env-profile.sh")
@@ -45,7 +46,8 @@ _SCRIPT = r"""
 root=$1; shift
 export LC_ALL=C
 say() { printf 'launch-host %s\n' "$*"; }
-limited() { if command -v timeout >/dev/null 2>&1; then timeout 8 "$@"; else "$@"; fi; }
+limit() { limit=$1; shift; if command -v timeout >/dev/null 2>&1; then timeout "$limit" "$@"; else "$@"; fi; }
+limited() { limit 4 "$@"; }
 first() { IFS= read -r line && printf %s "$line"; }
 last() { kept=; while IFS= read -r line; do [ -z "$line" ] || kept=$line; done; printf %s "$kept"; }
 say begin 1
@@ -55,7 +57,7 @@ say reached-at "$SSH_CONNECTION"
 say clock "$(date +%s.%N 2>/dev/null)"
 (
 if command -v nvidia-smi >/dev/null 2>&1; then
-    out=$(limited nvidia-smi --query-gpu=@BASE@ --format=csv,noheader,nounits 2>&1); code=$?
+    out=$(limit 8 nvidia-smi --query-gpu=@BASE@ --format=csv,noheader,nounits 2>&1); code=$?
     if [ $code = 0 ]; then
         printf '%s\n' "$out" | while IFS= read -r line; do say gpu "$line"; done
         {
@@ -77,7 +79,7 @@ fi
 if command -v docker >/dev/null 2>&1; then
     format='{{.ServerVersion}} {{range $name, $value := .Runtimes}}{{$name}},{{end}}'
     out=$(limited docker info --format "$format" 2>/dev/null); code=$?
-    [ $code = 0 ] || out=$(limited docker version --format '{{.Server.Version}}' 2>&1 | last)
+    [ $code = 0 ] || [ $code = 124 ] || out=$(limited docker version --format '{{.Server.Version}}' 2>&1 | last)
     say docker "$code" "$out"
 fi
 ) &
@@ -85,12 +87,18 @@ fi
 if command -v podman >/dev/null 2>&1; then
     out=$(limited podman version --format '{{.Client.Version}}' 2>/dev/null | first); say podman "$out"
 fi
+) &
+(
 if command -v quota >/dev/null 2>&1; then
     limited quota -w 2>/dev/null | while IFS= read -r line; do say quota "$line"; done
 fi
+) &
+(
 if command -v sinfo >/dev/null 2>&1; then
-    out=$(limited sinfo --version 2>&1 | first); say slurm "$out"
-    state=$(limited sinfo --noheader --format '%D %t' 2>&1); say sinfo "$?" "$(printf '%s\n' "$state" | first)"
+    out=$(limited sinfo --version 2>&1); code=$?; say slurm "$(printf '%s\n' "$out" | first)"
+    [ $code = 124 ] || { out=$(limited sinfo --noheader --format '%D %t' 2>&1); code=$?; }
+    [ $code = 124 ] && out='it does not answer'
+    say sinfo "$code" "$(printf '%s\n' "$out" | first)"
 fi
 ) &
 if command -v ip >/dev/null 2>&1; then
