@@ -46,6 +46,7 @@ class Saves:
             warnings = [self.meeting.decide("find room for a checkpoint", check)]
         else:
             warnings = self.meeting.gather("find room for a checkpoint", lambda: check() if copies.is_holder else "")
+            copies.follow(self.report)
         for warning in filter(None, warnings):
             self.report.say(f"WARNING: {warning}")
         return None if self.job.recipe.checkpoint.memory_every is None else self._snapshots(size_bytes)

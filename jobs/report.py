@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jobs.metrics import MetricsLog, MetricsMemory
@@ -23,6 +23,8 @@ class Reporter:
         self._events: EventWriter | None = None
         self._metrics: MetricsLog | None = None
         self._remembered = MetricsMemory(attempt=attempt)
+        self.safe: Callable[[], int] | None = None
+        """How many lines would outlive the disk of rank 0, where others have copies of the file; None: nobody has."""
         if rank == 0:
             self._events = EventWriter(run_dir.path, "worker")
             self._metrics = MetricsLog(run_dir.metrics, attempt=attempt, resumed_from=resumed_from, kept=kept)
@@ -44,6 +46,10 @@ class Reporter:
     def written(self) -> int:
         """How many lines of the metrics are in the file, as far as this rank has written them."""
         return 0 if self._metrics is None else self._metrics.written
+
+    def forgettable(self) -> int:
+        """How many of them the other ranks need not remember any more."""
+        return self.written() if self.safe is None else self.safe()
 
     def forget(self, written: int) -> None:
         """Rank 0 has written so many."""

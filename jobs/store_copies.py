@@ -26,6 +26,7 @@ from jobs.circle import Circle
 from jobs.durable import FileInfo, fsync, hash_file
 from jobs.folders import named, read_state, step_of
 from jobs.manifest import MANIFEST, STATE, BrokenError, Manifest, look, read_manifest, seal, verify
+from jobs.report import Reporter
 from jobs.shelf import Shelf, best_of
 from jobs.state import CheckpointError
 from jobs.storage import TENSORS
@@ -78,6 +79,11 @@ class Copies:
     def is_holder(self) -> bool:
         """Whether this rank looks after a disk that has all of each checkpoint."""
         return self._rank in self._holders
+
+    def follow(self, report: Reporter) -> None:
+        """On rank 0: what this writes of the metrics is copied, too."""
+        if self._record is not None:
+            self._record.follow(report)
 
     # ---------------------------------------------------------------- a save
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed import ProcessGroup
 
 from jobs.circle import Circle
+from jobs.report import Reporter
 from jobs.store_disks import Disks
 from jobs.store_travel import Parcel, carry
 from jobs.world import Meeting
@@ -31,11 +32,18 @@ class RecordCopies:
         self._run, self._disks, self._rank, self._attempt, self._group = run, disks, rank, attempt, group
         self._sent: dict[str, int] = {}
         """How much of each file this attempt has sent."""
+        self._report: Reporter | None = None
+        self._safe = 0
+
+    def follow(self, report: Reporter) -> None:
+        """On rank 0: this is who writes the metrics. What was not sent yet, the other ranks remember."""
+        self._report, report.safe = report, lambda: self._safe
 
     def send(self, circle: Circle, holders: Sequence[int]) -> None:
         """Send what is new to all holders; all ranks together. Raises CircleError."""
         if len(holders) < 2:
             return
+        lines = 0 if self._report is None else self._report.written()
         sizes: dict[str, int] = circle.from_first(self._sizes)
         parcels = [
             Parcel(name=name, size_bytes=size - sent, begin=sent, chain=tuple(holders))
@@ -44,7 +52,7 @@ class RecordCopies:
         ]
         self._sent = {}  # after one that has failed, all is sent again
         circle.gather(lambda: carry(parcels, self._source_or_copy, self._group))
-        self._sent = sizes
+        self._sent, self._safe = sizes, lines
 
     def fetch(self, meeting: Meeting, group: ProcessGroup | None) -> None:
         """Let rank 0 have what its disk has lost; all ranks together, before anybody adds to it."""

@@ -67,7 +67,7 @@ class Trainer:
         )
         self._agreement = Agreement(
             parts.stop,
-            parts.report.written,
+            parts.report.forgettable,
             has_trouble=lambda: self._saving.has_trouble,
             carrier=parts.shared.carrier,
         )

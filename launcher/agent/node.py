@@ -176,7 +176,9 @@ class NodeAgent:
         while self._head is None:
             held_s = begun_s + HOLD_S - time.monotonic()
             if self._workers.holding is not None and held_s <= 0:
-                self._events.write("workers_given_up", node=self.node, waited_s=HOLD_S)
+                # Of a range of nodes the others may go on without this one from now on: what it holds is old then.
+                kept = None if self._plan.is_elastic else self._workers.keep_alone()
+                self._events.write("workers_given_up", node=self.node, waited_s=HOLD_S, kept=kept)
                 self.kill_workers()
             limit_s = REACH_S if self._workers.holding is None else held_s
             try:

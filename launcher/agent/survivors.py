@@ -8,7 +8,7 @@ from typing import Any
 from launcher.agent import proc
 from launcher.agent.control import ControlSocket, Message
 from launcher.agent.loop import Loop
-from launcher.agent.rescue import ANSWER_S
+from launcher.agent.rescue import ANSWER_S, HOLDS_S, KEEP_S
 
 
 class Survivors:
@@ -65,6 +65,32 @@ class Survivors:
             return
         folder = self._disk if to_disk or self._memory is None else self._memory
         self._sockets[rank].send({"order": "keep", "folder": folder})
+
+    def keep_alone(self, attempt: int, pids: Mapping[int, int]) -> int | None:
+        """Nobody is there to ask: have the newest state kept in memory here. Returns its step; None: there is none.
+
+        The next attempt finds it, whenever the head agent is back, as long as this node stays.
+        """
+        told: list[Message] = []
+
+        def answer(kind: str) -> Message | None:
+            return next((message for message in told if message["type"] == kind), None)
+
+        others, self.on_message = self.on_message, told.append
+        try:
+            self.report(attempt, pids)
+            self._loop.run_until(lambda: answer("holds") is not None, timeout_s=HOLDS_S)
+            held = (answer("holds") or {"steps": {}})["steps"]
+            steps = {int(rank): step for rank, step in held.items() if step is not None}
+            if not steps:
+                return None
+            rank = max(steps, key=lambda each: (steps[each], -each))
+            self.keep(attempt, rank)
+            self._loop.run_until(lambda: answer("kept") is not None, timeout_s=KEEP_S)
+            kept = answer("kept")
+            return steps[rank] if kept is not None and "error" not in kept else None
+        finally:
+            self.on_message = others
 
     def _hear(self, rank: int, message: Message) -> None:
         if "holds" in message:

@@ -143,6 +143,11 @@ class Workers:
         """Have those that live let go of their peers, and say what they hold."""
         self.survivors.report(attempt, {worker.rank: worker.pid for worker in self._alive()})
 
+    def keep_alone(self) -> int | None:
+        """Have the newest state of those that live kept in memory, though nobody asks. Returns its step."""
+        pids = {worker.rank: worker.pid for worker in self._alive()}
+        return None if self.holding is None else self.survivors.keep_alone(self.holding, pids)
+
     def _signalled(self) -> dict[int, int]:
         """The pids of those that know STACKS_SIGNAL, by rank: the pid of a wrapped one is that of another program."""
         return {worker.rank: worker.pid for worker in self._alive() if not worker.is_wrapped}

@@ -93,12 +93,16 @@ def test_two_machines_without_a_shared_folder_have_every_checkpoint_on_both(
 def test_node_0_and_its_disk_are_lost_and_the_run_goes_on_from_what_the_other_machine_has(
     make_bed: MakeBed, reference: Reference
 ) -> None:
-    """With the numbers of its attempts and its curve, which were written on the disk that is gone."""
+    """The newest step, which it keeps in its memory; the numbers of the attempts, and the curve, which were written on
+    the disk that is gone."""
     run = apart(make_bed(2))
     run.inner.start()
     run.inner.until(lambda: run.happened("checkpoint_saved", step=20), LIMIT_S)
     host = run.inner.bed.hosts[0]
     host.kill()
+    before = run.inner.step
+    (given_up,) = run.inner.until(lambda: run.happened("workers_given_up", node=1))
+    assert given_up["kept"] >= before - 1, "all ranks are within a step"
     run.wipe(0)
     host.boot()
     run.inner.start(0)
@@ -106,7 +110,8 @@ def test_node_0_and_its_disk_are_lost_and_the_run_goes_on_from_what_the_other_ma
     criteria.assert_bit(run.inner.run, reference)
     started = run.happened("training_started")
     assert [event["attempt"] for event in started] == [1, 2], "the attempts go on, and the first is in the record"
-    assert started[-1]["step"] >= 20
+    assert started[-1]["step"] == given_up["kept"]
+    assert started[-1]["memory"]["node"] == 1
     assert [event["known_by"] for event in run.happened("record_lost")] == [1]
     assert run.inner.result["attempts"] == 2
     assert run.whole(0) == run.whole(1)
