@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -146,3 +147,38 @@ def test_the_last_words_of_one_that_ended_are_heard(node: Node) -> None:
     node.ends[0].close()
     node.survivors.ended(0)
     assert [message["type"] for message in node.told] == ["saved"]
+
+
+def answering(node: Node, rank: int, step: int | None, kept: dict[str, Any] | None) -> threading.Thread:
+    """A worker that says what it holds, and how keeping it went (None: it is not asked to)."""
+
+    def answer() -> None:
+        assert node.ordered(rank) == {"order": "report"}
+        node.say(rank, holds=step)
+        if kept is not None:
+            assert node.ordered(rank) == {"order": "keep", "folder": "/memory/node-0"}
+            node.say(rank, **kept)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize(("kept", "step"), [({"kept": "step-9"}, 9), ({"not_kept": "no room"}, None)])
+def test_where_nobody_asks_the_newest_state_of_the_node_is_kept_all_the_same(
+    node: Node, kept: dict[str, Any], step: int | None
+) -> None:
+    workers = [answering(node, 0, 8, None), answering(node, 1, 9, kept)]
+    assert node.survivors.keep_alone(3, {0: HERE, 1: HERE}) == step
+    for worker in workers:
+        worker.join(LIMIT_S)
+    assert node.told == [], "there is nobody to tell"
+    node.say(0, saved=4)
+    node.until(lambda: node.told)
+
+
+def test_where_nobody_asks_and_nothing_is_held_nothing_is_kept(node: Node) -> None:
+    workers = [answering(node, rank, None, None) for rank in (0, 1)]
+    assert node.survivors.keep_alone(3, {0: HERE, 1: HERE}) is None
+    for worker in workers:
+        worker.join(LIMIT_S)
