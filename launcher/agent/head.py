@@ -131,7 +131,7 @@ class Head:
             ends_s=self.ends_s,
             limit=self.limit,
         )
-        self._weighing = Weighing(in_allocation=self.allocation is not None)
+        self._weighing = Weighing(all_signalled=self._is_all_signalled)
         self.members = Members.of(
             self.node_count,
             self.hosts,
@@ -318,6 +318,11 @@ class Head:
             self.preflight.lost()
         return effects + self._advance()
 
+    @property
+    def _is_all_signalled(self) -> bool:
+        """Whether who stops the run signals its workers, too."""
+        return self.all_signalled or self.allocation is not None
+
     def stop(self, node: int, reason: str, signum: int, grace_s: float | None = None) -> list[Effect]:
         """Somebody asks the run to stop. The second request through the same node ends it at once.
 
@@ -381,10 +386,8 @@ class Head:
             self._afterwards = self._stop.end(saved=False)
             return effects + self._go_on_rescuing()
         first = self._weighing.first
-        if first is not None and (self._weighing.hang is not None or self.allocation is not None):
-            return effects + self._stopped_without_checkpoint(
-                first
-            )  # in an allocation: the signal was faster than its word
+        if first is not None and (self._weighing.hang is not None or self._is_all_signalled):
+            return effects + self._stopped_without_checkpoint(first)  # or the signal was faster than its word
         self.phase, self._deadline_s = Phase.STOPPING, self.now_s + grace_s - early_s
         return [*effects, Send({"type": "stop"})]
 
@@ -464,7 +467,7 @@ class Head:
         stops = [Send({"type": "stop"})] if self._stop.requested else []
         self.phase = Phase.STOPPING if stops else Phase.RUNNING
         self._deadline_s = self._deadline_s if stops else None
-        self._weighing = Weighing(in_allocation=self.allocation is not None)
+        self._weighing = Weighing(all_signalled=self._is_all_signalled)
         self.previous, self.first_failure = self.first_failure or self.previous, None
         self.members.start(nodes)
         self.watch.begin(self.attempt, {rank: self._place(rank) for rank in self.members.ranks}, self.now_s)

@@ -18,7 +18,8 @@ STACKS_S = 2.0
 class Weighing:
     """Of one attempt. Times are of the head agent's clock."""
 
-    in_allocation: bool
+    all_signalled: bool
+    """Whether who stops the run signals its workers, too, as SLURM and SkyPilot do."""
     hang: Failure | None = None
     """The rank in which a collective has timed out first; what comes after it is a consequence, or the same."""
     suspects: list[Failure] = field(default_factory=list)
@@ -52,5 +53,5 @@ class Weighing:
         return self.until_s is not None and now_s >= self.until_s
 
     def _may_be_a_stop(self, failure: Failure) -> bool:
-        """SLURM signals workers too: one without a handler is dead before its agent has said that this is a stop."""
-        return self.in_allocation and failure.exit_code == 128 + SIGTERM and failure.cause is Cause.SIGNAL
+        """Of signalled workers one without a handler is dead before its agent has said that this is a stop."""
+        return self.all_signalled and failure.exit_code == 128 + SIGTERM and failure.cause is Cause.SIGNAL
