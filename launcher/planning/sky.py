@@ -43,6 +43,7 @@ _OWN = {
 _IMAGE_OF_A_CLOUD = re.compile(r"docker:|ami-|projects/|ocid1\.|skypilot:|[a-z]+:[^/]+:[^/]+:")
 _FABRICS = ("aws", "gcp", "oci")
 """Where `network_tier: best` is taken (SkyPilot 0.14.1); on Nebius for eight GPUs. Elsewhere it is an error."""
+_WANDB = "WANDB_API_KEY"
 NOT_SEEN = (
     "SkyPilot's own loader reads such tasks, and their run script trains on machines of a test; renting them, prices, "
     "the loss of a spot machine and taking them down could not be tried where this was made (docs/cloud.md)"
@@ -269,6 +270,10 @@ def _notes(recipe: Recipe, job: SkyJob, *, managed: bool) -> Iterator[str]:
             "spot: what the script saves in LAUNCH_CHECKPOINT_DIR is lost with its machine; "
             "a bucket in sky.file_mounts keeps it"
         )
+    if recipe.resources.is_elastic:
+        yield f"{recipe.resources.nodes} nodes: SkyPilot ends all of them when it loses one; a managed run gets others"
+    if not recipe.is_script and recipe.tracking.wandb.mode in ("auto", "online") and _WANDB not in recipe.secrets:
+        yield f"W&B has no key on the machines, so it keeps the curves offline: secrets: [{_WANDB}]"
     if not managed:
         minutes = max(1, round(sky.autostop.time_s / 60))
         yield f"the machines are taken down {count(minutes, 'minute')} after the run, at the latest (sky.autostop)"
