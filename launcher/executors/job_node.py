@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.executors.machines import Done, Machine, ThisMachine
+from launcher.executors.docker_words import refusal
+from launcher.executors.machines import Done, Machine, ThisMachine, Unreachable
+
+_REFUSED = 125
+"""Exit code of `docker run` where it has started nothing."""
 
 
 class JobNode:
@@ -39,6 +43,14 @@ class Container:
         return f"{self._machine.name}: {self._image}" if self._machine.name else f"a container of {self._image}"
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float) -> Done:  # noqa: A002 - as subprocess
-        """Run a command in a container that shares the network of its machine. Raises Unreachable."""
-        words = ("docker", "run", "--rm", "--interactive", "--init", "--network", "host", *self._options)
-        return self._machine.run((*words, "--entrypoint", "", self._image, *argv), input=input, timeout_s=timeout_s)
+        """Run a command in a container that shares the network of its machine. Raises Unreachable.
+
+        An image that is not there is not fetched.
+        """
+        words = ("docker", "run", "--rm", "--interactive", "--pull", "never", "--init", "--network", "host")
+        line = (*words, *self._options, "--entrypoint", "", self._image, *argv)
+        done = self._machine.run(line, input=input, timeout_s=timeout_s)
+        if done.code == _REFUSED:
+            problem = refusal(done.words, machine=self._machine.name, image=self._image)
+            raise Unreachable(problem.message, problem.hint)
+        return done

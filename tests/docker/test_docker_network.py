@@ -99,3 +99,16 @@ def test_the_doctor_looks_inside(engine: Engine, command: Command, tmp_path: Pat
     assert shm["level"] == "PROBLEM", "64 MiB"
     assert done.returncode == 1
     assert engine.left() == []
+
+
+def test_the_doctor_says_what_image_is_not_there_and_fetches_none(
+    engine: Engine, command: Command, tmp_path: Path
+) -> None:
+    profile = tmp_path / "none.yaml"
+    profile.write_text(json.dumps({"executor": "docker", "docker": {"image": "no-such-image:1"}}))
+    done = command("doctor", "--on", str(profile), "--json")
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (done.returncode, found["level"], found["what"]) == (1, "PROBLEM", "host")
+    assert found["message"] == "the image no-such-image:1 is not there, and cannot be fetched"
+    assert found["fix"]
+    assert done.stderr == ""

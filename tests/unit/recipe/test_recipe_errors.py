@@ -76,7 +76,7 @@ def test_all_mistakes_are_listed_at_once_by_line(load: Load) -> None:
         ("resources: {timeout: 5m}", "7:13", "unknown key 'timeout' in resources", "belongs under network"),
         ("tracking: {wandb: {modus: auto}}", "7:20", "unknown key 'modus' in tracking.wandb", "did you mean 'mode'?"),
         ("faults: {zzz: 1}", "7:10", "unknown key 'zzz' in faults",
-         "valid names: grace, hang_timeout, max_restarts, max_skips, on_hang, on_nan, rescue"),
+         "valid names: grace, hang_timeout, max_restarts, max_skips, on_hang, on_nan, preflight, rescue"),
         ("persistent_workers: true", "7:1", "unknown key 'persistent_workers'",
          "not needed: loader processes live as long as the training"),
         ("fsdp: true", "7:1", "unknown key 'fsdp'", "parallelism: {strategy: fsdp}"),
