@@ -47,8 +47,8 @@ def examine(
 
     all_reduce: None: where there are several machines. environment: of the test, on each.
     """
-    found = _at_once(machines, lambda machine: _ask(machine, runs_root))
-    torch = _at_once(machines, lambda machine: _ask_torch(machine, python))
+    answers = _at_once(machines, lambda machine: _ask_both(machine, runs_root, python))
+    found, torch = [asked for asked, _ in answers], [has for _, has in answers]
     hosts: list[tuple[Machine, Asked]] = []
     for machine, asked, has in zip(machines, found, torch, strict=True):
         if isinstance(asked, Unreachable):
@@ -62,10 +62,11 @@ def examine(
     if len(hosts) > 1:
         yield from diagnose_together([asked for _, asked in hosts])
         yield from _shared(hosts, runs_root)
-    if all_reduce is False or len(hosts) < len(machines) or (all_reduce is None and len(hosts) < 2):
+    usable = [each for each in torch if isinstance(each, Torch) and each.version and each.distributed]
+    several = len(hosts) > 1 or any(each.devices > 1 for each in usable)
+    if all_reduce is False or len(usable) < len(machines) or (all_reduce is None and not several):
         return
-    if all(isinstance(each, Torch) and each.version and each.distributed for each in torch):
-        yield from _together(hosts, python, [each for each in torch if isinstance(each, Torch)], environment)
+    yield from _together(hosts, python, usable, environment)
 
 
 def _at_once(machines: Sequence[Machine], what: Callable[[Machine], _T]) -> list[_T]:
@@ -75,6 +76,12 @@ def _at_once(machines: Sequence[Machine], what: Callable[[Machine], _T]) -> list
 
 def _name(machine: Machine) -> str:
     return machine.name or "this machine"
+
+
+def _ask_both(machine: Machine, runs_root: str, python: str) -> tuple[Asked | Unreachable, Torch | Unreachable]:
+    """One that does not answer is not asked twice."""
+    asked = _ask(machine, runs_root)
+    return asked, asked if isinstance(asked, Unreachable) else _ask_torch(machine, python)
 
 
 def _ask(machine: Machine, runs_root: str) -> Asked | Unreachable:
@@ -160,9 +167,9 @@ def _together(
     """Start the ranks on all hosts at once."""
     gpus = min(each.devices for each in torch)
     on_gpus = gpus > 0
-    ranks = gpus if on_gpus else 1
+    ranks = gpus if on_gpus else 1 if len(hosts) > 1 else 2
     addresses = [_address(asked.facts) for _, asked in hosts]
-    if not addresses[0]:
+    if len(hosts) > 1 and not addresses[0]:
         message = f"cannot be tried: no address of {hosts[0][1].name} is known that others reach"
         fix = "`ip` (iproute2) on that host shows them to the launcher"
         yield Diagnosis(level=Level.NOTE, what="all-reduce", message=message, fix=fix)
