@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from launcher.planning.engine import major_minor
 from launcher.planning.nccl_names import KNOWN, RENAMED
 from launcher.planning.plan import EnvVar
-from launcher.planning.presets import PRESETS, Choice, choose_preset, missing_for, preset_values
+from launcher.planning.presets import PRESETS, Choice, choose_preset, missing_for, preset_values, why_one_machine
 from launcher.planning.topology import Finding, Remarks
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _choose_preset(network: NetworkSection, facts: Facts, *, one_machine: bool) 
     if network.preset != "auto":
         return Choice(preset=network.preset, why="", off={})
     if one_machine:
-        return Choice(preset="loopback", why="", off={})
+        return Choice(preset="loopback", why=why_one_machine(facts.hosts), off={})
     if not facts.hosts:
         return Choice(preset="ethernet", why="", off={})
     return choose_preset(facts.hosts)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from launcher.planning.host_facts import FabricPort, HostFacts
+from launcher.planning.host_facts import FabricPort, HostFacts, gpu_links
 from launcher.planning.host_script import GIB_SCRIPT, NCCL_CONF, TCPXO_SCRIPTS
 
 VERBS = "/dev/infiniband"
@@ -233,6 +233,16 @@ def choose_preset(hosts: Sequence[HostFacts]) -> Choice:
         why = f"node {have} ({hosts[have].hostname}) has {_listed(ports)}, and {_lack(hosts[without], without)}"
         return Choice(preset="ethernet", why=why, off={"NCCL_IB_DISABLE": "1"})
     return _plain("ethernet", f"no InfiniBand, RoCE or EFA{everywhere}")
+
+
+def why_one_machine(hosts: Sequence[HostFacts]) -> str:
+    """How the GPUs of the one machine of a run are joined, where that is known: NCCL finds it by itself."""
+    links = sorted(set(gpu_links(hosts[0].topology).values())) if hosts else []
+    if not links:
+        return ""
+    if all(link.startswith("NV") for link in links):
+        return f"one machine, whose GPUs are joined by NVLink ({', '.join(links)})"
+    return f"one machine, whose GPUs are joined by {', '.join(links)} (`nvidia-smi topo -m`)"
 
 
 def _shared(kinds: Sequence[set[str]]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ssh_hosts import MakeSshBed, SshBed
 
-pytestmark = [pytest.mark.process, pytest.mark.needs("netns"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.needs("ssh"), pytest.mark.timeout(240)]
 
 
 def examined(bed: SshBed, *options: str, code: int = 0) -> list[dict[str, Any]]:

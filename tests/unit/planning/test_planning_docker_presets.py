@@ -52,3 +52,17 @@ def test_an_interface_of_a_container_is_not_looked_for_on_the_host() -> None:
         executor="docker",
     )
     assert of.interface == "eth0"
+
+
+def test_one_machine_with_nvlink_says_so_and_sets_nothing_for_it() -> None:
+    nvlinks = ("\tGPU0\tGPU1", "GPU0\t X \tNV18", "GPU1\tNV18\t X ")
+    for topology, why in (
+        (nvlinks, "auto: one machine, whose GPUs are joined by NVLink (NV18)"),
+        (tuple(line.replace("NV18", "SYS") for line in nvlinks), "auto: one machine, whose GPUs are joined by SYS"),
+        ((), "auto"),
+    ):
+        of = made(HostFacts(hostname="h0", topology=topology))
+        (shown,) = [value for value in of.values if value.key == "network.preset"]
+        assert shown.value == "loopback"
+        assert shown.origin.startswith(why)
+        assert not [each for each in of.env if each.name.startswith("NCCL_P2P")]
