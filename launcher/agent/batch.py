@@ -23,11 +23,12 @@ from launcher.agent import allocation, continuing, hostlist, scheduler
 from launcher.agent.continuing import AllocationEnd, Progress
 from launcher.agent.effects import Finish
 from launcher.agent.endpoint import EndpointError, choose_head, head_elsewhere
+from launcher.agent.hearing import hear_signals
 from launcher.agent.jobstep import LAUNCHER_KILLED, JobStep, JobWatch
 from launcher.agent.logs import say
 from launcher.agent.result import newest_checkpoint, write_result
 from launcher.agent.scheduler import SchedulerError
-from launcher.agent.supervisor import hear_signals, wait_for_go
+from launcher.agent.supervisor import wait_for_go
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter, parse_object, read_events
 from launcher.runs.rundir import RunDir

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from launcher.agent import allocation, scheduler
 from launcher.agent.allocation import Allocation
 from launcher.agent.batch import job_ident
+from launcher.agent.hearing import STOP_SIGNALS
 from launcher.agent.logs import say
 from launcher.agent.scheduler import SchedulerError
-from launcher.agent.supervisor import STOP_SIGNALS
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir

@@ -23,6 +23,7 @@ from launcher.agent import channel, memory, proc, scratch, zygote
 from launcher.agent.allocation import Allocation
 from launcher.agent.causes import LAUNCHER_LOST_GRACE_S, LAUNCHER_LOST_SIGNAL
 from launcher.agent.effects import Finish
+from launcher.agent.hearing import STOP_SIGNALS, hear_signals
 from launcher.agent.logs import say
 from launcher.agent.node_setup import SetupFailed, SetupStopped, environment_after, next_start, run_setup
 from launcher.agent.result import write_result
@@ -32,7 +33,6 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.states import Cause, RunState
 
 ENGINE = ("torch.distributed.elastic.agent.server.api",)
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """What SLURM sends where it is asked to warn: the head agent decides what it means. Elsewhere the second is ours."""
 GAVE_UP = 1
@@ -89,16 +89,6 @@ def supervise(run: RunDir, *, wait: bool, setup_done: bool = False, watch_fd: in
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def hear_signals(more: Sequence[signal.Signals] = ()) -> int:
-    """Take over the signals that stop a run, the ends of children, and `more`; they come out of this descriptor."""
-    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    for signum in (*STOP_SIGNALS, *more, signal.SIGCHLD):
-        signal.signal(signum, lambda *_: None)
-    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # they were held back for the time before this
-    return read_end
 
 
 def _set_up(plan: Plan, run: RunDir, *, signals: int, watch_fd: int | None) -> NoReturn:

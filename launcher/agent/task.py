@@ -23,9 +23,10 @@ from launcher import redact
 from launcher.agent import addresses, allocation, binding, channel, memory, proc, scratch, secrets_file, zygote
 from launcher.agent.allocation import Allocation
 from launcher.agent.binding import NodeError
+from launcher.agent.hearing import STOP_SIGNALS, hear_signals
 from launcher.agent.logs import say
 from launcher.agent.node_setup import SetupFailed, SetupStopped, environment_after, next_start, run_setup
-from launcher.agent.supervisor import ENGINE, GAVE_UP, STOP_SIGNALS, Supervisor, hear_signals
+from launcher.agent.supervisor import ENGINE, GAVE_UP, Supervisor
 from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter
 from launcher.runs.rundir import RunDir

@@ -24,9 +24,9 @@ from typing import Any
 from launcher import redact
 from launcher.agent import continuing
 from launcher.agent.effects import Finish
+from launcher.agent.hearing import STOP_SIGNALS, hear_signals
 from launcher.agent.logs import say
 from launcher.agent.result import write_result
-from launcher.agent.supervisor import STOP_SIGNALS, hear_signals
 from launcher.errors import Problem, Refused
 from launcher.executors.places import NodeState, Places, places_of
 from launcher.executors.watch_lock import take_lock
@@ -157,13 +157,16 @@ class Watcher:
         self._events.close()
 
     def _wait(self) -> None:
-        ready, _, _ = select.select([self._signals], [], [], LOOK_FAR_S if self._is_far else LOOK_EVERY_S)
-        if not ready:
-            return
-        for signum in os.read(self._signals, 64):
-            if signum in STOP_SIGNALS:
+        """Until it is time for another look, or somebody has asked to stop. The end of a child is neither."""
+        until_s = time.monotonic() + (LOOK_FAR_S if self._is_far else LOOK_EVERY_S)
+        while (left_s := until_s - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._signals], [], [], left_s)
+            asked = [signum for signum in os.read(self._signals, 64) if signum in STOP_SIGNALS] if ready else []
+            for signum in asked:
                 for action in self._watching.stop(signum, time.monotonic()):
                     self._do(action)
+            if asked:
+                return
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Signal):
