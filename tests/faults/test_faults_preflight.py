@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hosts import Bed, Host, HostsRun, MakeBed
+from launched import LAUNCH
 from tiny import tiny
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("netns"), pytest.mark.timeout(240)]
@@ -71,6 +72,10 @@ def test_loopback_as_the_interface_of_several_machines(make_bed: MakeBed) -> Non
     said = refused(run)
     assert "node 0 (h0): GLOO_SOCKET_IFNAME=lo (the node's environment) is loopback" in said
     assert "no other node reaches 127.0.0.1; interfaces there: lo (127.0.0.1), eth0 (198.18.90.10)" in said
+    report = subprocess.run([LAUNCH, "report", str(run.run.path)], capture_output=True, text=True, check=False)
+    assert "GLOO_SOCKET_IFNAME=lo (the node's environment) is loopback" in report.stdout
+    assert "faults.preflight=false" in report.stdout, "what to do"
+    assert report.stderr == ""
 
 
 def test_an_interface_that_leads_nowhere(make_bed: MakeBed) -> None:
