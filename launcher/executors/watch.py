@@ -35,7 +35,7 @@ from launcher.planning.plan import Plan
 from launcher.runs.events import EventWriter, read_events
 from launcher.runs.rundir import RunDir
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 1.0
 LOOK_FAR_S = 2.0
 """At nodes on other machines."""
 HOME_EVERY_S = 3.0
