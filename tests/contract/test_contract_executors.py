@@ -81,6 +81,7 @@ ELSEWHERE = {
     "slurm": "slurm/test_slurm_contract.py",
     "here": "slurm/test_slurm_here.py",
     "docker": "docker/test_docker_contract.py",
+    "ssh": "ssh/test_ssh_contract.py",
     "sky": "sky/test_sky_contract.py",
 }
 """Executors that need more than this machine, and the tests that hold them to the same."""
