@@ -31,6 +31,8 @@ BASE = "launch-test-base"
 GIVEN_BASE = Path(os.environ["LAUNCH_TEST_BASE"]) if "LAUNCH_TEST_BASE" in os.environ else None
 """The archive of it, where one was made before (`python tests/contract/base_image.py FILE`): saves half a minute."""
 _LOOK_EVERY_S = 0.05
+_GROUP = "launch-test-"
+"""What names of our cgroups begin with; the pid of who has started the engine follows."""
 _CAPPED_RUNC = """#!{python} -IS
 # A machine without CAP_SYS_RESOURCE may not raise limits, and runc would refuse `memlock=-1`: cap them to ours.
 import json, os, resource, sys
@@ -60,7 +62,7 @@ class Engine(Box):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.socket = folder / "docker.sock"
-        self._cgroup = f"launch-test-{os.getpid()}-{folder.name}"
+        self._cgroup = f"{_GROUP}{os.getpid()}-{folder.name}"
         self._daemon: subprocess.Popen[bytes] | None = None
         self.proxy: ForwardProxy | None = None
         (folder / "bin").mkdir()
@@ -86,6 +88,7 @@ class Engine(Box):
 
     def boot(self, *, gpus: bool = False) -> None:
         """Make the namespaces and the cable, and start the daemon."""
+        _remove_groups_of_the_killed()
         self.make()
         self.proxy = ForwardProxy(self.outside)
         self.start_daemon(gpus=gpus)
@@ -219,6 +222,14 @@ def remove_groups(name: str) -> None:
         for folder in sorted((path for path in (top, *top.rglob("*")) if path.is_dir()), reverse=True):
             with contextlib.suppress(OSError):  # still in use for a moment: it is empty, and the kernel's
                 folder.rmdir()
+
+
+def _remove_groups_of_the_killed() -> None:
+    """What is left of engines whose tests were killed: all but their cgroups has ended with them."""
+    for folder in {*Path("/sys/fs/cgroup").glob(f"*/{_GROUP}*"), *Path("/sys/fs/cgroup").glob(f"{_GROUP}*")}:
+        pid = folder.name.removeprefix(_GROUP).partition("-")[0]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            remove_groups(folder.name)
 
 
 def _write_program(path: Path, text: str) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
+import engine as engine_module
 import pytest
-from engine import BASE, Engine, running_engine, site_packages
+from engine import BASE, LIMIT_S, Engine, running_engine, site_packages
 
 pytestmark = [pytest.mark.process, pytest.mark.needs("docker")]
 
@@ -50,6 +55,32 @@ def test_nothing_is_left_of_an_engine(engine: Engine) -> None:
     assert not Path(f"/proc/{init}").exists()
     assert not folder.exists()
     assert _links() == before
+
+
+def test_an_engine_ends_with_whoever_has_started_it_and_its_cgroups_with_the_next_one(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """Also when that is killed, and can remove nothing itself."""
+    code = (
+        "import engine, os, pathlib, sys\n"
+        "with engine.running_engine(base=False) as one:\n"
+        "    print(one.init, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    folder = Path(engine_module.__file__).parent
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    started = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    init = os.pidfd_open(int(started.stdout.readline()))
+    started.kill()
+    started.communicate()
+    assert select.select([init], [], [], LIMIT_S)[0], "its process 1 lives on"
+    os.close(init)
+    groups = lambda: list(Path("/sys/fs/cgroup").glob(f"**/launch-test-{started.pid}-*"))  # noqa: E731
+    with running_engine(base=False):
+        assert groups() == []
 
 
 def _links() -> set[str]:
