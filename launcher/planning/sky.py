@@ -270,6 +270,8 @@ def _notes(recipe: Recipe, job: SkyJob, *, managed: bool) -> Iterator[str]:
             "spot: what the script saves in LAUNCH_CHECKPOINT_DIR is lost with its machine; "
             "a bucket in sky.file_mounts keeps it"
         )
+    if recipe.checkpoint.store.startswith("file:"):
+        yield "checkpoint.store: a folder outlives the machines only as a bucket that sky.file_mounts puts there"
     if recipe.resources.is_elastic:
         yield f"{recipe.resources.nodes} nodes: SkyPilot ends all of them when it loses one; a managed run gets others"
     if not recipe.is_script and recipe.tracking.wandb.mode in ("auto", "online") and _WANDB not in recipe.secrets:

@@ -125,12 +125,12 @@ def test_prices_are_skypilots_and_what_it_cannot_rent_leaves_nothing(home: Path)
     assert isinstance(price, str)
     assert "gpu_8x_invented" in price
     assert "48.00" in price
-    dear = sky_client.ask_helper(str(SKY), "price", task_of(*asked[:2], "sky.max_hourly_cost=1", nodes=2))
-    assert isinstance(dear, Problem)
-    done = launch(home, *asked, "--yes")
+    done = launch(home, asked[0], f"checkpoint.store=file://{home}/bucket", *asked[2:], "--yes")
     assert done.returncode == 3, done.stderr
     assert "Credentials not found" in done.stderr
     assert not list((home / "runs").glob("*"))
+    dear = sky_client.ask_helper(str(SKY), "price", task_of(*asked[:2], "sky.max_hourly_cost=1", nodes=2))
+    assert isinstance(dear, Problem)
 
 
 def test_the_command_is_found_or_named(tmp_path: Path) -> None:
