@@ -134,6 +134,8 @@ class Copies:
             self._shelf.point_to(name)
             self._shelf.prune()
         elif self.is_lead:  # what was brought here to be read, and this rank's part
+            if (self._shelf.folder / name).exists():
+                return  # a holder's folder, after all: a file system has shown its tokens too late
             shutil.rmtree(self._shelf.unfinished(name), ignore_errors=True)
             self._shelf.clear()
 

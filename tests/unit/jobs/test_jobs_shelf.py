@@ -8,7 +8,8 @@ from jobs.durable import write_hashed
 from jobs.manifest import STATE, Manifest, seal
 from jobs.shelf import Shelf, best_of
 from jobs.storage import TENSORS
-from jobs.store_copies import Copy, _left_behind, _version
+from jobs.store_copies import Copies, Copy, _left_behind, _version
+from jobs.store_disks import Disks
 
 
 def put(folder: Path, step: int, loss: float | None = None) -> None:
@@ -62,3 +63,16 @@ def test_what_a_later_attempt_went_on_without_is_left_behind() -> None:
     assert _left_behind([old, before, newer]) == [old]
     assert _left_behind([old, before]) == []
     assert _left_behind([old, Copy(name="step-20", version="", attempt=2, problem="is broken")]) == []
+
+
+def test_a_disk_that_holds_nothing_is_cleared_and_never_one_on_which_the_new_one_is(tmp_path: Path) -> None:
+    """Where the tokens were not seen in time, the folder of a holder may be taken for another one."""
+    disks = Disks(of_rank=(0, 1), names=("node 0", "node 1"))
+    shelf = Shelf(tmp_path, attempt=1, keep=2, best=None)
+    copies = Copies(shelf, disks, rank=1, attempt=1, group=None, holders=1)
+    for step in (2, 3):
+        put(tmp_path, step)
+    copies._tidy_after("step-3")
+    assert names(tmp_path) == ["step-2", "step-3"]
+    copies._tidy_after("step-4")
+    assert names(tmp_path) == []
