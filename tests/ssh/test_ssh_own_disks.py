@@ -30,7 +30,7 @@ def own_disks(make_ssh_bed: MakeSshBed, folder: Path, count: int = 2) -> SshBed:
 
 
 def test_the_run_comes_home_and_goes_on_elsewhere(make_ssh_bed: MakeSshBed, launch: Launch, tmp_path: Path) -> None:
-    bed, target = own_disks(make_ssh_bed, tmp_path, 4), small(tmp_path, steps=2000)
+    bed, target = own_disks(make_ssh_bed, tmp_path, 4), small(tmp_path, steps=5000)
     bed.write_profile(hosts=["h0", "h1"])
     run = on_hosts(launch, bed, target, REPLICATED)
     wait_for_step(run, 150)  # read here: metrics come home while it runs
@@ -46,7 +46,7 @@ def test_the_run_comes_home_and_goes_on_elsewhere(make_ssh_bed: MakeSshBed, laun
     assert done.returncode == 0, done.stdout + done.stderr
     assert run.result["weights_sha256"] == weights_here(launch, target)
     steps = [json.loads(line)["step"] for line in run.run.metrics.read_text().splitlines() if '"step"' in line]
-    assert sorted(set(steps)) == list(range(1, 2001)), "each step is there"
+    assert sorted(set(steps)) == list(range(1, 5001)), "each step is there"
     console = run.run.console.read_text()
     assert console.count("weights_sha256") == 1, "no line twice"
     assert "resuming" in console
@@ -113,7 +113,7 @@ def test_a_run_that_cannot_start_leaves_nothing(make_ssh_bed: MakeSshBed, launch
 
 
 def test_the_disk_of_the_first_host_is_lost(make_ssh_bed: MakeSshBed, launch: Launch, tmp_path: Path) -> None:
-    bed, target = own_disks(make_ssh_bed, tmp_path), small(tmp_path, steps=2000)
+    bed, target = own_disks(make_ssh_bed, tmp_path), small(tmp_path, steps=5000)
     run = on_hosts(launch, bed, target, REPLICATED)
     wait_for_step(run, 150)
     first = bed.hosts[0]

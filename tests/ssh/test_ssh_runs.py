@@ -17,7 +17,7 @@ from tiny import tiny
 pytestmark = [pytest.mark.process, pytest.mark.needs("ssh"), pytest.mark.timeout(240)]
 
 MAIN = Path(__file__).parents[2] / "recipes" / "mnist_ddp.yaml"
-STEPS = 600
+STEPS = 1200
 
 
 def small(folder: Path, *, steps: int = STEPS, **sections: object) -> Path:
@@ -136,7 +136,7 @@ def test_a_launch_that_is_killed_does_not_hurt_the_run(
 
 
 def test_a_run_goes_on_on_other_hosts(make_ssh_bed: MakeSshBed, launch: Launch, tmp_path: Path) -> None:
-    bed, target = make_ssh_bed(4), small(tmp_path, steps=1500)
+    bed, target = make_ssh_bed(4), small(tmp_path, steps=4000)
     bed.write_profile(hosts=["h0", "h1"])
     run = on_hosts(launch, bed, target)
     wait_for_step(run, 150)
