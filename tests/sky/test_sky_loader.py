@@ -125,6 +125,7 @@ def test_prices_are_skypilots_and_what_it_cannot_rent_leaves_nothing(home: Path)
     assert isinstance(price, str)
     assert "gpu_8x_invented" in price
     assert "48.00" in price
+    subprocess.run([python, "-c", ENABLE], check=True, capture_output=True)  # its server has looked for accounts
     done = launch(home, asked[0], f"checkpoint.store=file://{home}/bucket", *asked[2:], "--yes")
     assert done.returncode == 3, done.stderr
     assert "Credentials not found" in done.stderr
