@@ -79,9 +79,8 @@ class HostedExecutor:
         states = places_of(plan, run).states([node.index for node in plan.nodes]).values()
         if any(state.alive for state in states):
             return Observation(alive=True, detail=f"nobody watches it: launch watch {run.run_id}")
-        if run.result.exists():  # it is over, whatever a machine that does not answer would say
-            return Observation(alive=False)
-        if unknown := next((state.detail for state in states if state.alive is None), None):
+        unknown = next((state.detail for state in states if state.alive is None), None)
+        if unknown and not run.result.exists():  # else it is over, whatever a machine that is away would say
             return Observation(alive=None, detail=unknown)
         return Observation(alive=False)
 
