@@ -9,6 +9,7 @@ It says on its standard output, once, whether the nodes were started; then it sa
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import select
@@ -101,7 +102,6 @@ class Watcher:
         self._plan, self._run, self._places, self._signals = plan, run, places, signals
         self._nodes = tuple(node.index for node in plan.nodes)
         self._is_far = any(node.machine for node in plan.hosts.nodes)
-        self._events = EventWriter(run.path, f"watch-{socket.gethostname()}-{os.getpid()}")
         self._watching = Watching(
             nodes=self._nodes,
             max_replaced=plan.limits.max_restarts + 1,
@@ -113,6 +113,11 @@ class Watcher:
         self._home_s = time.monotonic()
         self._unknown: dict[int, str] = {}
 
+    @functools.cached_property
+    def _events(self) -> EventWriter:
+        """Made when it is needed first: a file that travels to the hosts would come home again, over the one here."""
+        return EventWriter(self._run.path, f"watch-{socket.gethostname()}-{os.getpid()}")
+
     def start(self) -> None:
         """Start all nodes. Raises Refused, with nothing left behind."""
         self._places.prepare()
@@ -120,7 +125,6 @@ class Watcher:
             found = list(pool.map(self._try_start, self._nodes))
         if problems := [problem for each in found for problem in each]:
             self._remove_all(limit_s=0.0)
-            self._events.close()
             raise Refused(list(dict.fromkeys(problems)))
         self._events.write("watcher_started", pid=os.getpid(), host=socket.gethostname())
 
