@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,9 @@ def test_the_script_is_plain_sh(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\n" + probe_argv()[2])
     # SC3045: `ulimit -l`, which every shell has
     done = subprocess.run(
-        ["shellcheck", "-S", "warning", "-e", "SC3045", str(script)], capture_output=True, text=True, check=False
+        [str(Path(sys.executable).with_name("shellcheck")), "-S", "warning", "-e", "SC3045", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -149,7 +150,7 @@ def test_lines_of_bash_are_sound(name: str, tmp_path: Path) -> None:
     file.write_text("#!/bin/bash\n" + "\n".join(PRESETS[name].setup) + "\n")
     # SC1090: what is sourced is not here; SC2154: what it sets
     done = subprocess.run(
-        ["shellcheck", "-e", "SC1090,SC1091,SC2154,SC2097,SC2098", str(file)],
+        [str(Path(sys.executable).with_name("shellcheck")), "-e", "SC1090,SC1091,SC2154,SC2097,SC2098", str(file)],
         capture_output=True,
         text=True,
         check=False,
