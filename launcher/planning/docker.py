@@ -180,8 +180,8 @@ def plan_docker(
         address = nodes[0].address
     started = []
     for node in nodes:
-        there = facts.docker[node.index if far else 0]
-        needs = _needs(job, facts, node.index if far else 0)
+        machine = min(node.index, len(facts.docker) - 1) if far else 0  # fewer than nodes: a problem that is known
+        there, needs = facts.docker[machine], _needs(job, facts, machine)
         brought = [mount for text in needs.mounts if (mount := read_mount(text, "/")) is not None]
         own = Mount(source=secrets_folder(job.run_id, node.index, there.uid), target=SECRETS_FOLDER, read_only=False)
         seen = (*{mount.target: mount for mount in (*brought, *mounts)}.values(), own)

@@ -12,8 +12,10 @@ from launcher.errors import RecipeError, Refused
 from launcher.planning.docker import read_mount, size_bytes
 from launcher.planning.docker_facts import DockerFacts
 from launcher.planning.facts import Facts, facts_from_json, facts_to_json
+from launcher.planning.host_facts import HostFacts
 from launcher.planning.interpreters import Interpreter
 from launcher.planning.plan import Mount, Plan
+from launcher.planning.ssh_facts import SshHost
 
 PACKAGES = {"torch": "2.13.0", "numpy": "2.0", "xxhash": "3.5", "pydantic": "2.9"}
 
@@ -150,6 +152,38 @@ def test_an_image_without_what_the_workers_need_is_refused_once() -> None:
     broken = on_docker(packages=None, interpreter=None, fault="python3 in it: exit code 127")
     with pytest.raises(Refused, match="lab:1 cannot be used: python3 in it: exit code 127"):
         made(job(), broken)
+
+
+def on_hosts(*names: str) -> Facts:
+    """Two nodes' worth of hosts, each with an engine; the first one's address is known."""
+    one = on_docker().docker[0]
+    engines = tuple(dataclasses.replace(one, machine=name, uid=7, free_port=24_000) for name in names)
+    seen = HostFacts(hostname="h", interfaces=())
+    hosts = tuple(
+        SshHost(destination=name, facts=seen, address=f"10.0.0.{index}", python="python3", has_workdir=True)
+        for index, name in enumerate(names)
+    )
+    return dataclasses.replace(on_docker(), docker=engines, ssh=hosts)
+
+
+def test_on_hosts_each_container_is_on_the_network_of_its_machine() -> None:
+    recipe = job(resources={"nodes": 2}, docker={"hosts": ["a", "b"]}, checkpoint={"store": "replicate"})
+    of = made(recipe, on_hosts("a", "b"))
+    assert of.hosts is not None
+    assert [node.machine for node in of.hosts.nodes] == ["a", "b"]
+    assert (of.hosts.head_address, of.hosts.head_port, of.hosts.shared) == ("10.0.0.0", 24_000, False)
+    assert after(line(of, 1), "--network") == ["host"]
+    assert after(line(of, 1), "--user") == ["7:1000"]
+    assert (of.hosts.before, of.hosts.network) == ((), "")
+
+
+def test_more_nodes_than_hosts_and_a_network_that_ends_at_its_machine_are_mistakes() -> None:
+    recipe = job(resources={"nodes": 3}, docker={"hosts": ["a", "b"], "network": "mine"})
+    with pytest.raises(RecipeError) as caught:
+        made(recipe, on_hosts("a", "b"))
+    said = [problem.message for problem in caught.value.problems]
+    assert "resources.nodes: 3 nodes, and docker.hosts has 2 hosts" in said
+    assert "docker.network: mine ends at its machine, and the nodes are on several" in said
 
 
 def test_a_workdir_that_is_the_whole_disk_is_a_mistake() -> None:
