@@ -21,10 +21,12 @@ FLAG = "--home"
 LAST_BYTES = 4096
 """So many of the bytes before an offset are compared: what was begun anew since is another file."""
 RESULT = "result.json"
+METRICS = "metrics.jsonl"
+"""Of node 0. After the loss of its disk it may begin anew from a shorter copy."""
 STAYS = ("agent", "code", "hosts", "replica")
 """Folders that came from the other side, or mean this host alone, or copy what is of another one."""
 _STAYS = re.compile(
-    r"(plan|code|result)-\d+\.json|(plan|code|launch)\.json|(recipe|resolved)\.yaml|token|stop|events/launch-.*"
+    r"(plan|code|result)-\d+\.json|(plan|code|launch)\.json|(recipe|resolved)\.yaml|token|stop|events/(launch|watch)-.*"
 )
 _UNFINISHED = re.compile(r"checkpoints/(?!step-\d+/)[^/]*/|.*\.(tmp|new)$")
 _CHECKPOINT = re.compile(r"checkpoints/(step-\d+)/")
@@ -114,6 +116,8 @@ def _send_file(run: Path, path: str, there: tuple[int, int, int | None] | None, 
         offset = 0
         if there is not None:
             size, mtime_ns, mark = there
+            if grows(path) and found.st_size < size and path != METRICS:
+                return  # a copy that was sent here, of what another node, or this one before its disk was lost, wrote
             is_same = size <= found.st_size and (mark is None or mark == checksum(run / path, size))
             if grows(path) and is_same:
                 offset = size
