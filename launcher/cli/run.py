@@ -146,8 +146,10 @@ def submit(
         if plan.sky is not None:
             print(f"{plan.sky.name} goes on without this machine; its record comes home whenever somebody looks at it")
         if plan.hosts is not None:
-            print("it needs neither this terminal nor this machine; what is lost is replaced from here while this machine")
-            print(f"is up, and from anywhere that sees {run.path}: launch watch {run.run_id}")
+            print(
+                "it needs neither this terminal nor this machine; what is lost is replaced from here while this one is"
+            )
+            print(f"up, and from anywhere that sees {run.path}: launch watch {run.run_id}")
         print(submitted_text(run.run_id))
     return 0
 

@@ -432,8 +432,8 @@ class SkySection(Section):
     file_mounts: dict[str, Any] = {}
     """Folders and buckets that the machines see: `{/data: s3://bucket}`, as in SkyPilot's `file_mounts`."""
     setup: Auto | tuple[str, ...] = "auto"
-    """Lines of bash, once on each machine before the run; of a script, in the copy of its code. auto = what Python lacks
-    of torch and the like is installed."""
+    """Lines of bash, once on each machine before the run; of a script, in the copy of its code. auto = what Python
+    lacks of torch and the like is installed."""
     python: str = "auto"
     """Interpreter of the workers there. auto = the image's `python3`; without an image, of what `setup` makes."""
     port: Annotated[int, Field(ge=1024, le=65535)] = 29400
@@ -443,7 +443,7 @@ class SkySection(Section):
 
 
 class SshSection(Section):
-    """`ssh:` machines that the system's OpenSSH reaches, one node on each. It counts with `--on ssh`, or a profile of it."""
+    """`ssh:` machines that the system's OpenSSH reaches, a node on each. Counts with `--on ssh`, or a profile of it."""
 
     hosts: tuple[Annotated[str, Field(pattern=r"^[^-\s]\S*$")], ...] = ()
     """Destinations, node 0 first: names of your ssh config, host names, addresses, `user@host`."""
