@@ -24,6 +24,7 @@ from launcher.planning.docker import (
     SECRETS_FOLDER,
     USER_LABEL,
     network_of,
+    secrets_folder,
 )
 from launcher.runs.rundir import RunDir
 from launcher.runs.states import is_signal
@@ -209,6 +210,7 @@ def sweep(machine: Machine) -> None:
         left = [row for row in rows if row[2] not in alive and watcher_of(RunDir(Path(row[3]))) is None]
         for name in [row[0] for row in left]:
             machine.run(["docker", "rm", "--force", "--volumes", name], timeout_s=ASK_S)
+            machine.run(["rm", "-rf", "--", secrets_folder(name, os.getuid())], timeout_s=ASK_S)
         for run in dict.fromkeys(row[2] for row in left):
             machine.run(["docker", "network", "rm", network_of(run)], timeout_s=ASK_S)
     except Unreachable:

@@ -144,9 +144,9 @@ def network_of(run_id: str) -> str:
     return f"launch-{run_id}"
 
 
-def secrets_folder(run_id: str, node: int, uid: int) -> str:
+def secrets_folder(container: str, uid: int) -> str:
     """Where a node's secrets wait for its agent: in memory, outside of the run directory."""
-    return f"/dev/shm/launch-{uid}-{name_of(run_id, node)}"
+    return f"/dev/shm/launch-{uid}-{container}"
 
 
 def image_findings(recipe: Recipe, docker: Sequence[DockerFacts]) -> Iterator[Finding]:
@@ -183,7 +183,9 @@ def plan_docker(
         machine = min(node.index, len(facts.docker) - 1) if far else 0  # fewer than nodes: a problem that is known
         there, needs = facts.docker[machine], _needs(job, facts, machine)
         brought = [mount for text in needs.mounts if (mount := read_mount(text, "/")) is not None]
-        own = Mount(source=secrets_folder(job.run_id, node.index, there.uid), target=SECRETS_FOLDER, read_only=False)
+        own = Mount(
+            source=secrets_folder(name_of(job.run_id, node.index), there.uid), target=SECRETS_FOLDER, read_only=False
+        )
         seen = (*{mount.target: mount for mount in (*brought, *mounts)}.values(), own)
         name = name_of(job.run_id, node.index)
         devices = tuple(dict.fromkeys((*there.devices, *needs.devices)))

@@ -235,6 +235,7 @@ def test_what_a_killed_watcher_leaves_goes_with_the_next_run_and_a_resume_goes_o
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     criteria.assert_bit(lost[0].run, reference)
     assert engine.left() == []
+    assert [path for run in lost for path in Path("/dev/shm").glob(f"launch-*{run.run_id}*")] == []
 
 
 def test_a_small_shared_memory_is_refused_before_the_training_with_the_key_to_set(engine: Engine, boxes: Boxes) -> None:
