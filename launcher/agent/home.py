@@ -116,7 +116,7 @@ def _send_file(run: Path, path: str, there: tuple[int, int, int | None] | None, 
         offset = 0
         if there is not None:
             size, mtime_ns, mark = there
-            if grows(path) and found.st_size < size and path != METRICS:
+            if grows(path) and found.st_size < size and mark is not None and path != METRICS:
                 return  # a copy that was sent here, of what another node, or this one before its disk was lost, wrote
             is_same = size <= found.st_size and (mark is None or mark == checksum(run / path, size))
             if grows(path) and is_same:

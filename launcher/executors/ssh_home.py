@@ -34,8 +34,8 @@ CONSOLE = "logs/console.log"
 """Every agent writes one, and at home there is one of all: whose bytes are in it already is written down."""
 _WITH_CHECKPOINT = (0, 1)
 """Nodes that are given what a resume goes on from: the first, and the one that has the second copy."""
-_COMING = ".tmp-home"
-"""Of the name of a checkpoint that is not whole."""
+_COMING = ".tmp-home-"
+"""Of the name of a checkpoint that is not whole; the node follows: two may send the same one at a time."""
 _SEES = '[ -e "$1" ] && echo yes; exit 0'
 _UNPACK = """
 mkdir -p "${1%/*}" && umask 077 && mkdir -p "$1/checkpoints" "$1/logs" && cd "$1" && exec tar -xpf -
@@ -86,7 +86,10 @@ class Home:
             if code and not done.code:
                 errors.seek(0)
                 return errors.read().decode(errors="replace").strip() or "tar has failed here"
-        return (done.words or f"exit code {done.code}") if done.code else ""
+        if done.code:
+            return done.words or f"exit code {done.code}"
+        (self._run.hosts / f"console-{node}").unlink(missing_ok=True)  # its console begins anew there
+        return ""
 
     def fetch(self, node: int) -> bool:
         """Bring home what is new. False: the host does not answer, or does not say it to the end."""
@@ -157,7 +160,7 @@ class Home:
         while line := spool.readline():
             raw = json.loads(line)
             if raw.get("end"):
-                self._settle_checkpoints(raw["checkpoints"])
+                self._settle_checkpoints(node, raw["checkpoints"])
                 return True
             frame = Frame(**raw)
             if frame.path == home.METRICS and node:
@@ -169,8 +172,9 @@ class Home:
     def _write(self, node: int, frame: Frame, spool: IO[bytes]) -> None:
         target = self._run.path / frame.path
         step = checkpoint_of(frame.path)
-        if step is not None and not (self._run.checkpoints / step).is_dir():  # it is not there before it is whole
-            target = self._run.checkpoints / f"{step}{_COMING}" / Path(frame.path).relative_to("checkpoints", step)
+        if step is not None:  # it is not there before it is whole
+            coming = self._run.checkpoints / f"{step}{_COMING}{node}"
+            target = coming / Path(frame.path).relative_to("checkpoints", step)
         if not target.resolve().is_relative_to(self._run.path.resolve()):
             raise ValueError(f"a path of another folder: {frame.path}")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -190,19 +194,21 @@ class Home:
             os.utime(new, ns=(frame.mtime_ns, frame.mtime_ns))
             new.rename(target)
 
-    def _settle_checkpoints(self, whole: Sequence[str]) -> None:
+    def _settle_checkpoints(self, node: int, whole: Sequence[str]) -> None:
         """Those that came are there now, those that the host has removed since are not."""
         for name in whole:
-            coming = self._run.checkpoints / f"{name}{_COMING}"
+            coming = self._run.checkpoints / f"{name}{_COMING}{node}"
             if coming.is_dir() and not (self._run.checkpoints / name).exists():
-                coming.rename(self._run.checkpoints / name)
-        for path in self._run.checkpoints.glob(f"*{_COMING}"):
+                with contextlib.suppress(OSError):  # another node's copy of it was first
+                    coming.rename(self._run.checkpoints / name)
+        for path in self._run.checkpoints.glob(f"*{_COMING}{node}"):
             shutil.rmtree(path, ignore_errors=True)
         newest = max(map(_step_of, whole), default=-1)
         for name in checkpoints_of(self._run.path):
             if name not in whole and _step_of(name) < newest:
-                gone = self._run.checkpoints / f"{name}{_COMING}"
-                (self._run.checkpoints / name).rename(gone)
+                gone = self._run.checkpoints / f"{name}{_COMING}{node}"
+                with contextlib.suppress(FileNotFoundError):  # it is being removed already
+                    (self._run.checkpoints / name).rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
 
     def _console_of(self, node: int) -> int:
