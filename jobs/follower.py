@@ -31,8 +31,6 @@ from launcher.runs.rundir import RunDir
 from launcher.runs.sync import FOLDER, ORDER, UPLOAD, read_sent, sent_path
 
 POLL_S = 0.5
-NICE = 19
-"""The training goes before: on few CPUs what this process takes, some rank waits for."""
 POINTS_PER_S = 10.0
 """Of a training's steps, in the long run; its evaluations and its last step are always sent. A tracker takes 0.1 ms for
 each point, and shows 1,500 of a curve."""
@@ -130,7 +128,8 @@ def main() -> int:
     """Follow the orders on standard input until it ends."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # a stop is for the training, which then ends this process
-    os.nice(NICE)
+    # The training goes before: a rank that wakes up need not wait for this process, as it would for one that is nice.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     orders = Orders()
     order = orders.first()
     if order is None:

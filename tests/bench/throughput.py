@@ -31,10 +31,8 @@ from common import BIN, CPU_NOTE, Trial, torchrun
 
 ROOT = Path(__file__).parents[2]
 RANKS, LR = 2, 1e-3
-MODELS: dict[str, dict[str, Any]] = {
-    "convnet": {"channels": 12, "hidden": 64},
-    "mlp": {"hidden": 128, "layers": 2},
-}
+MODELS = ("convnet", "mlp")
+NETS = Path(__file__).parent / "scripts" / "nets.py"
 BATCHES = (128, 1024)
 PEERS = ("textbook", "best", "lightning", "accelerate")
 FRAMEWORKS = ("lightning", "accelerate")
@@ -67,7 +65,7 @@ def recipe(model: str, batch: int, steps: int, *, everything: bool = False) -> d
     """Ours. everything: with checkpoints, trackers, and the eye on the devices."""
     found: dict[str, Any] = {
         "name": "bench",
-        "model": {"name": model, **MODELS[model]},
+        "model": {"target": f"nets:{model}"},
         "data": {"name": "mnist", "global_batch_size": batch},
         "train": {"until": f"{steps} steps", "optimizer": {"name": "adamw", "lr": LR}, "eval_every": None},
         "checkpoint": {"every": None},
@@ -96,8 +94,8 @@ def ours(model: str, batch: int, seconds: float, *, warm_up_s: float = 1.0, ever
     """Samples per second of a run of `launch`."""
     steps, warm_up = steps_of(model, batch, seconds, is_ours=True, warm_up_s=warm_up_s)
     text = json.dumps(recipe(model, batch, steps, everything=everything))
-    command = 'echo "$RECIPE" > bench.yaml && exec "$LAUNCH" bench.yaml --on local'
-    trial = Trial(["bash", "-c", command], {"RECIPE": text, "LAUNCH": str(BIN / "launch")})
+    command = 'cp "$NETS" . && echo "$RECIPE" > bench.yaml && exec "$LAUNCH" bench.yaml --on local'
+    trial = Trial(["bash", "-c", command], {"RECIPE": text, "NETS": str(NETS), "LAUNCH": str(BIN / "launch")})
     try:
         trial.wait(300)
         (run,) = (trial.out / "runs").glob("bench-*/")
@@ -109,8 +107,7 @@ def ours(model: str, batch: int, seconds: float, *, warm_up_s: float = 1.0, ever
 def theirs(kind: str, model: str, batch: int, seconds: float) -> float:
     """Samples per second of a script under torchrun."""
     steps, warm_up = steps_of(model, batch, seconds / 2 if kind != "best" else seconds, is_ours=False)
-    model_settings = {"name": model, "options": MODELS[model]}
-    settings = {"model": model_settings, "batch": batch, "lr": LR, "steps": steps, "warm_up": warm_up}
+    settings = {"model": model, "batch": batch, "lr": LR, "steps": steps, "warm_up": warm_up}
     env = {"SETTINGS": json.dumps(settings), "KIND": kind, "PYTHONPATH": str(ROOT)}
     trial = Trial(torchrun(script="trains.py", nproc=RANKS), env)
     try:
@@ -194,7 +191,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--batches", nargs="+", type=int, choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--seconds", type=float, default=4.0, help="about how long each training lasts")

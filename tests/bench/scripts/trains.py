@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nets
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from jobs import registry
 from jobs.data.mnist import MEAN, SAMPLE, STD, read_idx
 from jobs.sampler import derive_seed
 
@@ -48,9 +48,8 @@ class Digits(Dataset[tuple[Tensor, int]]):
 
 def make_net() -> nn.Module:
     """The same weights as ours."""
-    registry.load_all()
     torch.manual_seed(derive_seed("model", 0))
-    net: nn.Module = registry.build("model", SETTINGS["model"]["name"], SETTINGS["model"]["options"])
+    net: nn.Module = getattr(nets, SETTINGS["model"])()
     return net
 
 
