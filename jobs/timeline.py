@@ -8,12 +8,14 @@ from typing import Any
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # as its own documentation has it
 
+from jobs.host_sum import MARK
+
 INPUT = "launch::input"
 """The range in which a batch is waited for."""
 PARTS = ("compute", "communication", "input", "other")
 _STEP = "ProfilerStep"
 """How the ranges of the profiler's own steps begin."""
-_COMMUNICATION = re.compile(r"nccl|gloo:|c10d::|_c10d_functional::")
+_COMMUNICATION = re.compile(rf"nccl|gloo:|c10d::|_c10d_functional::|^{MARK}$")
 _COMPUTED = re.compile(r"\w+::\w")
 _AROUND = re.compile(r"autograd::|torch::autograd::|c10d::|profiler::|launch::")
 """Events of the CPU that only surround the work of others."""
