@@ -31,6 +31,8 @@ BASE = "launch-test-base"
 GIVEN_BASE = Path(os.environ["LAUNCH_TEST_BASE"]) if "LAUNCH_TEST_BASE" in os.environ else None
 """The archive of it, where one was made before (`python tests/contract/base_image.py FILE`): saves half a minute."""
 _LOOK_EVERY_S = 0.05
+_EMPTY_S = 10.0
+"""How long a process that was killed may take to leave its cgroup."""
 _GROUP = "launch-test-"
 """What names of our cgroups begin with; the pid of who has started the engine follows."""
 _CAPPED_RUNC = """#!{python} -IS
@@ -217,11 +219,15 @@ class Engine(Box):
 
 
 def remove_groups(name: str) -> None:
-    """The cgroups of containers outlive them where the daemon was killed."""
-    for top in [*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup") / name]:
-        for folder in sorted((path for path in (top, *top.rglob("*")) if path.is_dir()), reverse=True):
-            with contextlib.suppress(OSError):  # still in use for a moment: it is empty, and the kernel's
-                folder.rmdir()
+    """The cgroups of containers outlive them where the daemon was killed; they are in use while processes still end."""
+    tops = [*Path("/sys/fs/cgroup").glob(f"*/{name}"), Path("/sys/fs/cgroup") / name]
+    by_s = time.monotonic() + _EMPTY_S
+    while any(top.is_dir() for top in tops) and time.monotonic() < by_s:
+        for top in tops:
+            for folder in sorted((path for path in (top, *top.rglob("*")) if path.is_dir()), reverse=True):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _remove_groups_of_the_killed() -> None:
