@@ -100,10 +100,11 @@ class Box:
         """End everything in it: with process 1 all processes, and with these the mounts and the network."""
         if self._unshare is None:
             return
-        init = os.pidfd_open(self.init)
-        signal.pidfd_send_signal(init, signal.SIGKILL)
-        select.select([init], [], [], READY_S)  # it is over when all in its namespaces are
-        os.close(init)
+        for pid in children(self._unshare.pid):  # one; none where somebody else has ended it
+            init = os.pidfd_open(pid)
+            signal.pidfd_send_signal(init, signal.SIGKILL)
+            select.select([init], [], [], READY_S)  # it is over when all in its namespaces are
+            os.close(init)
         self._unshare.communicate()
         self._unshare = None
         call("ip", "link", "del", self._cable)  # else the kernel does, some time later

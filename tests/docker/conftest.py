@@ -25,8 +25,3 @@ def cpu_image(session_engine: Engine, torch_place: list[str]) -> str:
     """The image of the target `cpu`, built from this tree."""
     build_cpu(session_engine, torch_place)
     return CPU
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the image come last: the others do not wait for it."""
-    items.sort(key=lambda item: "cpu_image" in getattr(item, "fixturenames", ()))

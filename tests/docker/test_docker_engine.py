@@ -58,7 +58,7 @@ def test_nothing_is_left_of_an_engine(engine: Engine) -> None:
 
 
 def test_an_engine_ends_with_whoever_has_started_it_and_its_cgroups_with_the_next_one(
-    engine: Engine, tmp_path: Path
+    engine: Engine,
 ) -> None:
     """Also when that is killed, and can remove nothing itself."""
     code = (
@@ -68,9 +68,8 @@ def test_an_engine_ends_with_whoever_has_started_it_and_its_cgroups_with_the_nex
         "    sys.stdin.read()\n"
     )
     folder = Path(engine_module.__file__).parent
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
     started = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert started.stdout is not None
     init = os.pidfd_open(int(started.stdout.readline()))
