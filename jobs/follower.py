@@ -128,8 +128,7 @@ def main() -> int:
     """Follow the orders on standard input until it ends."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # a stop is for the training, which then ends this process
-    # The training goes before: a rank that wakes up need not wait for this process, as it would for one that is nice.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.nice(19)  # the training goes before: on few CPUs what this process takes, some rank waits for
     orders = Orders()
     order = orders.first()
     if order is None:
