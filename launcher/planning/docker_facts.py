@@ -21,10 +21,10 @@ try:
     from importlib.metadata import version
 except ImportError:  # a Python that is too old
     version = None
-for name in {_OF_JOBS!r}:
+for name in {_OF_JOBS!r} if version else ():
     try:
         print("launch-has " + name + " " + version(name))
-    except Exception:  # no such package
+    except ImportError:  # no such package
         pass
 """
 """Runs on any Python 3 of an image. What an entrypoint prints besides does not count."""

@@ -48,15 +48,18 @@ def diagnose(machine: Machine) -> list[Diagnosis]:
     return [finding for check in _CHECKS for finding in check(machine)]
 
 
-def _ok(what: str, message: str) -> Diagnosis:
+def found_ok(what: str, message: str) -> Diagnosis:
+    """All is well with it."""
     return Diagnosis(level=Level.OK, what=what, message=message)
 
 
-def _note(what: str, message: str, fix: str) -> Diagnosis:
+def found_note(what: str, message: str, fix: str) -> Diagnosis:
+    """It will do; and what would be better."""
     return Diagnosis(level=Level.NOTE, what=what, message=message, fix=fix)
 
 
-def _problem(what: str, message: str, fix: str) -> Diagnosis:
+def found_problem(what: str, message: str, fix: str) -> Diagnosis:
+    """It will not do; and what to do about it."""
     return Diagnosis(level=Level.PROBLEM, what=what, message=message, fix=fix)
 
 
@@ -66,37 +69,37 @@ def _torch(machine: Machine) -> Iterator[Diagnosis]:
     torch = machine.torch
     if torch is None:
         fix = f"{install}; or name an interpreter that has it: `python:` in the recipe of a script"
-        yield _note("torch", f"not installed for {python}", fix)
+        yield found_note("torch", f"not installed for {python}", fix)
         return
     if not torch.version:
-        yield _problem("torch", f"cannot be imported by {python}: {torch.fault}", install)
+        yield found_problem("torch", f"cannot be imported by {python}: {torch.fault}", install)
     elif not torch.distributed:
-        yield _problem("torch", f"{torch.version} was built without torch.distributed or gloo", install)
+        yield found_problem("torch", f"{torch.version} was built without torch.distributed or gloo", install)
     elif not supports(torch.version):
         message = (
             f"{torch.version} for {python}; the agent knows {supported_torch('and')} and leaves others to torchrun"
         )
-        yield _note("torch", f"{message} (from {version_text(OLDEST_TORCH)})", install)
+        yield found_note("torch", f"{message} (from {version_text(OLDEST_TORCH)})", install)
     else:
-        yield _ok("torch", f"{torch.text} for {python}")
+        yield found_ok("torch", f"{torch.text} for {python}")
 
 
 def _gpus(machine: Machine) -> Iterator[Diagnosis]:
     driver, torch = machine.driver, machine.torch
     if machine.facts.gpu_fault:
         fix = "the driver's module and library are of different versions, or it is not loaded: reboot, or nvidia-smi"
-        yield _problem("GPUs", machine.facts.gpu_fault, fix)
+        yield found_problem("GPUs", machine.facts.gpu_fault, fix)
         return
     if not driver.gpus:
-        yield _ok("GPUs", "none: runs use the CPU")
+        yield found_ok("GPUs", "none: runs use the CPU")
         return
     newest = f"CUDA {version_text(driver.cuda)}" if driver.cuda else "an unknown CUDA"
     names = ", ".join(dict.fromkeys(gpu.name for gpu in driver.gpus))
-    yield _ok("GPUs", f"{len(driver.gpus)} ({names}), driver {driver.version}, for up to {newest}")
+    yield found_ok("GPUs", f"{len(driver.gpus)} ({names}), driver {driver.version}, for up to {newest}")
     for gpu in driver.gpus:
         if gpu.used_bytes > _BUSY_GPU * gpu.memory_bytes:
             used = f"GPU {gpu.index}: {_size(gpu.used_bytes)} of {_size(gpu.memory_bytes)} are in use"
-            yield _note("GPUs", used, "`nvidia-smi` shows by whom; CUDA_VISIBLE_DEVICES chooses others")
+            yield found_note("GPUs", used, "`nvidia-smi` shows by whom; CUDA_VISIBLE_DEVICES chooses others")
     if torch is not None and torch.version:
         yield from _torch_on_gpus(machine)
 
@@ -108,23 +111,25 @@ def _torch_on_gpus(machine: Machine) -> Iterator[Diagnosis]:
     cuda = major_minor(torch.cuda)
     if torch.cuda is None or cuda is None:
         message = f"{len(driver.gpus)} GPUs, and torch {torch.version} was built without CUDA: runs would use the CPU"
-        yield _problem("CUDA", message, "install a CUDA build: https://pytorch.org/get-started/locally")
+        yield found_problem("CUDA", message, "install a CUDA build: https://pytorch.org/get-started/locally")
     elif driver.cuda is not None and driver.cuda[0] < cuda[0]:
         message = f"torch {torch.version} needs CUDA {torch.cuda}, driver {driver.version} runs up to "
         fix = f"a newer driver, or a torch that was built for CUDA {driver.cuda[0]}"
-        yield _problem("CUDA", message + version_text(driver.cuda), fix)
+        yield found_problem("CUDA", message + version_text(driver.cuda), fix)
     elif torch.fault:
-        yield _problem("CUDA", f"torch {torch.version} cannot start it: {torch.fault}", "`nvidia-smi` says more")
+        yield found_problem("CUDA", f"torch {torch.version} cannot start it: {torch.fault}", "`nvidia-smi` says more")
     elif torch.devices != len(visible):
         message = f"the driver has {len(visible)} GPUs for us, torch sees {torch.devices}"
-        yield _problem("CUDA", message, "look at CUDA_VISIBLE_DEVICES, and at the devices that a container was given")
+        yield found_problem(
+            "CUDA", message, "look at CUDA_VISIBLE_DEVICES, and at the devices that a container was given"
+        )
     elif too_new := [gpu for gpu in driver.gpus if not _has_code(gpu.capability, torch.architectures)]:
         message = (
             f"torch {torch.version} has no code for {too_new[0].name} (sm_{''.join(map(str, too_new[0].capability))})"
         )
-        yield _problem("CUDA", f"{message}; it has {', '.join(torch.architectures)}", "a torch for a newer CUDA")
+        yield found_problem("CUDA", f"{message}; it has {', '.join(torch.architectures)}", "a torch for a newer CUDA")
     else:
-        yield _ok("CUDA", f"{torch.cuda} in torch, {torch.devices} GPUs that it can use")
+        yield found_ok("CUDA", f"{torch.cuda} in torch, {torch.devices} GPUs that it can use")
 
 
 def _has_code(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
@@ -143,11 +148,11 @@ def _has_code(capability: tuple[int, int], architectures: tuple[str, ...]) -> bo
 def _cpus(machine: Machine) -> Iterator[Diagnosis]:
     facts = machine.facts
     if facts.num_cpus >= machine.machine_cpus:
-        yield _ok("CPUs", f"{machine.machine_cpus}")
+        yield found_ok("CPUs", f"{machine.machine_cpus}")
         return
     quota = "" if facts.cpu_quota is None else f", a quota of {facts.cpu_quota:g}"
     message = f"{facts.num_cpus} of the machine's {machine.machine_cpus} (affinity: {len(facts.cpus)}{quota})"
-    yield _note("CPUs", message, "threads are planned for what is allowed; ask for more where the limit was set")
+    yield found_note("CPUs", message, "threads are planned for what is allowed; ask for more where the limit was set")
 
 
 def _memory(machine: Machine) -> Iterator[Diagnosis]:
@@ -155,11 +160,11 @@ def _memory(machine: Machine) -> Iterator[Diagnosis]:
     message = f"{_size(machine.available_bytes)} of {_size(total)} available"
     if limit is not None:
         fix = "beyond the limit the kernel kills a worker; raise it where the container or job is started"
-        yield _note("memory", f"{message}, but this control group may use {_size(limit)}", fix)
+        yield found_note("memory", f"{message}, but this control group may use {_size(limit)}", fix)
     elif machine.available_bytes < _GIB:
-        yield _problem("memory", message, "end what uses it, or use another machine")
+        yield found_problem("memory", message, "end what uses it, or use another machine")
     else:
-        yield _ok("memory", message)
+        yield found_ok("memory", message)
 
 
 def _name(machine: Machine) -> Iterator[Diagnosis]:
@@ -170,13 +175,13 @@ def _name(machine: Machine) -> Iterator[Diagnosis]:
     hint = f"in /etc/hosts: {own[0] if own else 'ADDRESS'} {name}"
     if not found:
         message = f"{name}, this host's name, has no address; the launcher does not need it, torchrun by hand does"
-        yield _note("name", message, hint)
+        yield found_note("name", message, hint)
     elif own and all(_is_loopback(address) for address in found):
         message = f"{name} resolves to {', '.join(found)} here, which no other machine reaches"
         fix = f"the launcher passes addresses, never this name; for other programs, {hint}"
-        yield _note("name", message, fix)
+        yield found_note("name", message, fix)
     else:
-        yield _ok("name", f"{name} resolves to {', '.join(found)}")
+        yield found_ok("name", f"{name} resolves to {', '.join(found)}")
 
 
 def _interfaces(machine: Machine) -> Iterator[Diagnosis]:
@@ -184,12 +189,12 @@ def _interfaces(machine: Machine) -> Iterator[Diagnosis]:
     cables = [f"{each.name} {' '.join(each.addresses)}" for each in usable if not each.loopback]
     if not any(interface.loopback for interface in usable):
         fix = "ip link set lo up; ip addr add 127.0.0.1/8 dev lo"
-        yield _problem("network", "the loopback interface is down: nothing on this machine can meet", fix)
+        yield found_problem("network", "the loopback interface is down: nothing on this machine can meet", fix)
     elif not cables:
         fix = "for runs on this machine alone that is enough; else connect it, or give the container a network"
-        yield _note("network", "no address but loopback", fix)
+        yield found_note("network", "no address but loopback", fix)
     else:
-        yield _ok("network", "; ".join(cables))
+        yield found_ok("network", "; ".join(cables))
 
 
 def _ports(machine: Machine) -> Iterator[Diagnosis]:
@@ -198,11 +203,11 @@ def _ports(machine: Machine) -> Iterator[Diagnosis]:
     message = f"{count:,} for connections ({low}-{high}), {machine.sockets:,} TCP sockets in use"
     if machine.port_fault:
         fix = "a firewall, or a security profile of the container, forbids it"
-        yield _problem("ports", f"this machine cannot connect to itself on a free port: {machine.port_fault}", fix)
+        yield found_problem("ports", f"this machine cannot connect to itself on a free port: {machine.port_fault}", fix)
     elif count - machine.sockets < _FEW_PORTS:
-        yield _problem("ports", message, "sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
+        yield found_problem("ports", message, "sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
     else:
-        yield _ok("ports", message)
+        yield found_ok("ports", message)
 
 
 def _limits(machine: Machine) -> Iterator[Diagnosis]:
@@ -210,38 +215,38 @@ def _limits(machine: Machine) -> Iterator[Diagnosis]:
     files, processes = limits["nofile"][0], limits["nproc"][0]
     text = limits_text(limits, "nofile")
     if 0 <= files < 1024:
-        yield _problem("open files", f"at most {text}", "ulimit -n 65536")
+        yield found_problem("open files", f"at most {text}", "ulimit -n 65536")
     elif 0 <= files < 4096 and files != limits["nofile"][1]:
-        yield _note("open files", f"at most {text}; many loader workers need more", "ulimit -n 65536")
+        yield found_note("open files", f"at most {text}; many loader workers need more", "ulimit -n 65536")
     else:
-        yield _ok("open files", f"at most {text}")
+        yield found_ok("open files", f"at most {text}")
     text = limits_text(limits, "nproc")
     if 0 <= processes < 1024:
-        yield _problem("processes", f"at most {text} of this user, threads counted", "ulimit -u 65536")
+        yield found_problem("processes", f"at most {text} of this user, threads counted", "ulimit -u 65536")
     else:
-        yield _ok("processes", f"at most {text}")
+        yield found_ok("processes", f"at most {text}")
     text, locked = limits_text(limits, "memlock"), limits["memlock"][0]
     if machine.driver.gpus and locked >= 0:
         fix = "ulimit -l unlimited; in a container --ulimit memlock=-1; on a cluster in limits.conf, for slurmd too"
-        yield _note("locked memory", f"at most {text} bytes; NCCL over InfiniBand needs more", fix)
+        yield found_note("locked memory", f"at most {text} bytes; NCCL over InfiniBand needs more", fix)
     if limits["core"][0] != 0:
         message = f"core dumps up to {limits_text(limits, 'core')}: a crashed worker may write all of its memory"
-        yield _note("core dumps", message, "ulimit -c 0")
+        yield found_note("core dumps", message, "ulimit -c 0")
 
 
 def _shm(machine: Machine) -> Iterator[Diagnosis]:
     shm = machine.shm
     fix = "docker run --shm-size 8g (or --ipc=host); mount -o remount,size=8g /dev/shm"
     if shm is None or not shm.writable:
-        yield _problem("/dev/shm", "missing, or not writable: loader workers and NCCL share memory there", fix)
+        yield found_problem("/dev/shm", "missing, or not writable: loader workers and NCCL share memory there", fix)
         return
     message = f"{_size(shm.free_bytes)} of {_size(shm.total_bytes)} free"
     if shm.total_bytes < _GIB:
-        yield _problem("/dev/shm", f"{message}; loader workers hand their batches over in it", fix)
+        yield found_problem("/dev/shm", f"{message}; loader workers hand their batches over in it", fix)
     elif shm.free_bytes < _GIB // 4:
-        yield _problem("/dev/shm", message, "`ls -l /dev/shm` shows what others have left there")
+        yield found_problem("/dev/shm", message, "`ls -l /dev/shm` shows what others have left there")
     else:
-        yield _ok("/dev/shm", message)
+        yield found_ok("/dev/shm", message)
 
 
 def _disk(machine: Machine) -> Iterator[Diagnosis]:
@@ -259,48 +264,48 @@ def _disk(machine: Machine) -> Iterator[Diagnosis]:
 def _space(what: str, space: Space, *, problem_below: int, note_below: int, fix: str) -> Iterator[Diagnosis]:
     message = f"{space.path} ({space.kind}): {_size(space.free_bytes)} of {_size(space.total_bytes)} free"
     if not space.writable:
-        yield _problem(what, f"{space.path} cannot be written", fix)
+        yield found_problem(what, f"{space.path} cannot be written", fix)
     elif space.free_bytes < problem_below or space.free_inodes < 0.001:
         inodes = f", {space.free_inodes:.1%} of its inodes" if space.free_inodes < 0.001 else ""
-        yield _problem(what, message + inodes, fix)
+        yield found_problem(what, message + inodes, fix)
     elif space.free_bytes < note_below:
-        yield _note(what, message, fix)
+        yield found_note(what, message, fix)
     elif what == "runs" and space.kind in _OWN_FILE_SYSTEMS:
-        yield _note(what, f"{message}; it is memory, and gone after a reboot", fix)
+        yield found_note(what, f"{message}; it is memory, and gone after a reboot", fix)
     else:
-        yield _ok(what, message)
+        yield found_ok(what, message)
 
 
 def _clock(machine: Machine) -> Iterator[Diagnosis]:
     if machine.clock_synchronised is False:
         message = "the kernel says that it is not synchronised; times of several machines may not fit together"
-        yield _note("clock", message, "chronyd or systemd-timesyncd (in a virtual machine: on its host)")
+        yield found_note("clock", message, "chronyd or systemd-timesyncd (in a virtual machine: on its host)")
     elif machine.clock_synchronised:
-        yield _ok("clock", "synchronised")
+        yield found_ok("clock", "synchronised")
 
 
 def _stacks(machine: Machine) -> Iterator[Diagnosis]:
     if machine.pyspy_fault:
         fix = "as root, --cap-add SYS_PTRACE, or sysctl kernel.yama.ptrace_scope=0; without, a rank writes its own log"
-        yield _note("stacks", f"py-spy cannot read another process: {machine.pyspy_fault}", fix)
+        yield found_note("stacks", f"py-spy cannot read another process: {machine.pyspy_fault}", fix)
     else:
-        yield _ok("stacks", "py-spy can read other processes")
+        yield found_ok("stacks", "py-spy can read other processes")
 
 
 def _wandb(machine: Machine) -> Iterator[Diagnosis]:
     if machine.wandb_version is None:
-        yield _note("W&B", "not installed: curves are in metrics.jsonl alone", "pip install wandb")
+        yield found_note("W&B", "not installed: curves are in metrics.jsonl alone", "pip install wandb")
     elif not machine.wandb_key:
         fix = "wandb login, or export WANDB_API_KEY; `launch sync RUN` sends what was kept"
-        yield _note("W&B", f"{machine.wandb_version}, no key: curves stay on this machine", fix)
+        yield found_note("W&B", f"{machine.wandb_version}, no key: curves stay on this machine", fix)
     else:
-        yield _ok("W&B", f"{machine.wandb_version}, with a key from {machine.wandb_key}")
+        yield found_ok("W&B", f"{machine.wandb_version}, with a key from {machine.wandb_key}")
 
 
 def _tools(machine: Machine) -> Iterator[Diagnosis]:
     here = [name for name in TOOLS if name in machine.tools]
     absent = [name for name in TOOLS if name not in machine.tools]
-    yield _ok("tools", f"{', '.join(here) or 'none'}" + (f"; not here: {', '.join(absent)}" if absent else ""))
+    yield found_ok("tools", f"{', '.join(here) or 'none'}" + (f"; not here: {', '.join(absent)}" if absent else ""))
 
 
 _CHECKS: tuple[Callable[[Machine], Iterator[Diagnosis]], ...] = (

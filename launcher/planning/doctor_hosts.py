@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from launcher.planning.doctor import Diagnosis, Level
+from launcher.planning.doctor import Diagnosis, found_note, found_ok, found_problem
 from launcher.planning.host_facts import HostFacts, HostSpace, gpu_links
 from launcher.planning.presets import VERBS
 from launcher.wording import size
@@ -46,18 +46,6 @@ def diagnose_host(host: HostFacts, *, where: str = "") -> list[Diagnosis]:
     return [replace(found, where=where) for check in checks for found in check(host)]
 
 
-def _ok(what: str, message: str) -> Diagnosis:
-    return Diagnosis(level=Level.OK, what=what, message=message)
-
-
-def _note(what: str, message: str, fix: str) -> Diagnosis:
-    return Diagnosis(level=Level.NOTE, what=what, message=message, fix=fix)
-
-
-def _problem(what: str, message: str, fix: str) -> Diagnosis:
-    return Diagnosis(level=Level.PROBLEM, what=what, message=message, fix=fix)
-
-
 # ---------------------------------------------------------------- what this machine is asked, too
 
 
@@ -71,31 +59,37 @@ def _health(host: HostFacts) -> Iterator[Diagnosis]:
             message = (
                 f"{who}: {gpu.ecc_uncorrected} memory errors that ECC could not correct, since the driver is loaded"
             )
-            yield _problem("GPU health", message, f"`nvidia-smi -r -i {gpu.index}`; if they come again, replace it")
+            yield found_problem(
+                "GPU health", message, f"`nvidia-smi -r -i {gpu.index}`; if they come again, replace it"
+            )
         if reasons & _HARDWARE:
             found = True
             fix = "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER`: fans, airflow, power supply"
-            yield _problem("GPU health", f"{who}: its hardware holds the clocks back, for heat or power", fix)
+            yield found_problem("GPU health", f"{who}: its hardware holds the clocks back, for heat or power", fix)
         elif reasons & _HEAT or (gpu.temperature_c or 0) >= _HOT_C:
             found = True
-            yield _note(
+            yield found_note(
                 "GPU health", f"{who}: {gpu.temperature_c} °C, and slower for it", "airflow; fans; its neighbours"
             )
         if gpu.power_limit_w and gpu.power_default_w and gpu.power_limit_w < _POWER_SHARE * gpu.power_default_w:
             found = True
             message = f"{who}: limited to {gpu.power_limit_w:g} W of {gpu.power_default_w:g} W"
-            yield _note(
+            yield found_note(
                 "GPU health", message, f"`nvidia-smi -i {gpu.index} -pl {gpu.power_default_w:g}`, where you may"
             )
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
             found = True
             message = f"{who}: {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
-            yield _note("GPU health", message, "under load `nvidia-smi -q` shows all; if not, the card or its slot")
+            yield found_note(
+                "GPU health", message, "under load `nvidia-smi -q` shows all; if not, the card or its slot"
+            )
     known = [gpu for gpu in host.gpus if gpu.throttle_reasons is not None]
     if known and not found:
-        yield _ok("GPU health", f"no ECC error, no clock held back, full power ({len(known)} asked)")
+        yield found_ok("GPU health", f"no ECC error, no clock held back, full power ({len(known)} asked)")
     elif host.gpu_fault and not host.gpus:
-        yield _problem("GPU health", host.gpu_fault, "nvidia-smi by hand; a driver that was updated needs a reboot")
+        yield found_problem(
+            "GPU health", host.gpu_fault, "nvidia-smi by hand; a driver that was updated needs a reboot"
+        )
 
 
 def _topology(host: HostFacts) -> Iterator[Diagnosis]:
@@ -106,15 +100,15 @@ def _topology(host: HostFacts) -> Iterator[Diagnosis]:
     if len(kinds) == 1:
         (kind,) = kinds
         how = f"by NVLink ({kind})" if kind.startswith("NV") else f"over PCIe ({kind})"
-        yield _ok("topology", f"all {len(host.gpus)} GPUs are joined {how}")
+        yield found_ok("topology", f"all {len(host.gpus)} GPUs are joined {how}")
     elif any(kind.startswith("NV") for kind in kinds) and any(not kind.startswith("NV") for kind in kinds):
         listed = "; ".join(f"{kind}: {len(pairs)} pairs" for kind, pairs in kinds.items())
         fix = (
             "`nvidia-smi nvlink -s`: a link that is down; where it is built so, ranks that talk most go on joined GPUs"
         )
-        yield _note("topology", f"NVLink joins only some of the GPUs ({listed})", fix)
+        yield found_note("topology", f"NVLink joins only some of the GPUs ({listed})", fix)
     else:
-        yield _ok("topology", "; ".join(f"{kind}: {len(pairs)} pairs of GPUs" for kind, pairs in kinds.items()))
+        yield found_ok("topology", "; ".join(f"{kind}: {len(pairs)} pairs of GPUs" for kind, pairs in kinds.items()))
 
 
 def _fabric(host: HostFacts) -> Iterator[Diagnosis]:
@@ -126,22 +120,24 @@ def _fabric(host: HostFacts) -> Iterator[Diagnosis]:
         of_kind = [port for port in active if port.kind == kind]
         if of_kind:
             rates = sorted({port.rate_gbps or 0.0 for port in of_kind})
-            yield _ok("fabric", f"{len(of_kind)} x {word} at {', '.join(f'{rate:g}' for rate in rates)} Gb/s")
+            yield found_ok("fabric", f"{len(of_kind)} x {word} at {', '.join(f'{rate:g}' for rate in rates)} Gb/s")
     if down and active:
         listed = ", ".join(f"{port.device}:{port.port}" for port in down)
-        yield _note("fabric", f"no link: {listed}", "`ibstat`; the cable, the switch, or the subnet manager")
+        yield found_note("fabric", f"no link: {listed}", "`ibstat`; the cable, the switch, or the subnet manager")
     elif down:
-        yield _problem("fabric", f"{len(down)} ports, and none has a link", "`ibstat`; cables, switch, subnet manager")
+        yield found_problem(
+            "fabric", f"{len(down)} ports, and none has a link", "`ibstat`; cables, switch, subnet manager"
+        )
     if VERBS not in host.paths:
         fix = f"in a container --device {VERBS} --cap-add IPC_LOCK; on a host `modprobe ib_uverbs`"
-        yield _problem("fabric", f"no {VERBS}: NCCL goes over sockets, and says so only with NCCL_DEBUG=INFO", fix)
+        yield found_problem("fabric", f"no {VERBS}: NCCL goes over sockets, and says so only with NCCL_DEBUG=INFO", fix)
     elif host.memlock_kib is not None:
         fix = "ulimit -l unlimited; in a container --ulimit memlock=-1; for sshd and slurmd in their units"
-        yield _problem(
+        yield found_problem(
             "fabric", f"locked memory: {host.memlock_kib} KiB at most, and the fabric needs it unlimited", fix
         )
     if host.nccl_conf:
-        yield _ok("fabric", f"/etc/nccl.conf: {', '.join(host.nccl_conf)}")
+        yield found_ok("fabric", f"/etc/nccl.conf: {', '.join(host.nccl_conf)}")
 
 
 def _interfaces(host: HostFacts) -> Iterator[Diagnosis]:
@@ -151,7 +147,7 @@ def _interfaces(host: HostFacts) -> Iterator[Diagnosis]:
             f"{each.name}: MTU {each.mtu}" + (f", {each.speed_mbps / 1000:g} Gb/s" if each.speed_mbps else "")
             for each in cables
         ]
-        yield _ok("links", "; ".join(words))
+        yield found_ok("links", "; ".join(words))
 
 
 def _quota(host: HostFacts) -> Iterator[Diagnosis]:
@@ -162,28 +158,30 @@ def _quota(host: HostFacts) -> Iterator[Diagnosis]:
         used, over, soft, hard = int(found[1]), found[2], int(found[3]), int(found[4])
         limit, where = hard or soft, line.split()[0]
         if over:
-            yield _problem("quota", f"{where}: {size(used * 1024)} used, over the quota", "free some, or ask for more")
+            yield found_problem(
+                "quota", f"{where}: {size(used * 1024)} used, over the quota", "free some, or ask for more"
+            )
         elif limit and used > 0.9 * limit:
             message = f"{where}: {size(used * 1024)} of {size(limit * 1024)} used"
-            yield _note("quota", message, "free some, or ask for more: a checkpoint that does not fit is lost")
+            yield found_note("quota", message, "free some, or ask for more: a checkpoint that does not fit is lost")
 
 
 def _docker(host: HostFacts) -> Iterator[Diagnosis]:
     if host.docker_fault:
-        yield _note("Docker", host.docker_fault, "is dockerd started, and may this user use it (group docker)?")
+        yield found_note("Docker", host.docker_fault, "is dockerd started, and may this user use it (group docker)?")
     elif host.docker and host.gpus and not {"nvidia", "nvidia-container-runtime"} & set(host.docker_runtimes):
         fix = "install nvidia-container-toolkit, then `nvidia-ctk runtime configure --runtime=docker`, restart docker"
         message = f"engine {host.docker}, and no runtime for GPUs among {', '.join(host.docker_runtimes) or 'none'}"
-        yield _note("Docker", message, fix)
+        yield found_note("Docker", message, fix)
     elif host.docker:
-        yield _ok("Docker", f"engine {host.docker}")
+        yield found_ok("Docker", f"engine {host.docker}")
 
 
 def _slurm(host: HostFacts) -> Iterator[Diagnosis]:
     if host.slurm_fault:
-        yield _note("SLURM", host.slurm_fault, "`sinfo` by hand: slurmctld, munge, slurm.conf")
+        yield found_note("SLURM", host.slurm_fault, "`sinfo` by hand: slurmctld, munge, slurm.conf")
     elif host.slurm:
-        yield _ok("SLURM", f"{host.slurm}, answers")
+        yield found_ok("SLURM", f"{host.slurm}, answers")
 
 
 # ---------------------------------------------------------------- what only another machine is asked this way
@@ -193,22 +191,22 @@ def _gpus(host: HostFacts) -> Iterator[Diagnosis]:
     if host.gpus:
         names = ", ".join(dict.fromkeys(gpu.name for gpu in host.gpus))
         cuda = f", for up to CUDA {host.cuda}" if host.cuda else ""
-        yield _ok("GPUs", f"{len(host.gpus)} ({names}), driver {host.gpus[0].driver}{cuda}")
+        yield found_ok("GPUs", f"{len(host.gpus)} ({names}), driver {host.gpus[0].driver}{cuda}")
     elif not host.gpu_fault:
-        yield _ok("GPUs", "none: runs use the CPU")
+        yield found_ok("GPUs", "none: runs use the CPU")
 
 
 def _capacity(host: HostFacts) -> Iterator[Diagnosis]:
-    yield _ok("CPUs", f"{host.cpus}, {size(host.available_bytes)} of {size(host.memory_bytes)} memory available")
+    yield found_ok("CPUs", f"{host.cpus}, {size(host.available_bytes)} of {size(host.memory_bytes)} memory available")
     if host.nofile is not None and host.nofile < 1024:
-        yield _problem("open files", f"at most {host.nofile}", "ulimit -n 65536, for sshd or slurmd")
+        yield found_problem("open files", f"at most {host.nofile}", "ulimit -n 65536, for sshd or slurmd")
 
 
 def _spaces(host: HostFacts) -> Iterator[Diagnosis]:
     for space in host.spaces:
         yield _space(space)
     if host.shm is None:
-        yield _problem(
+        yield found_problem(
             "/dev/shm", "missing: loader workers and NCCL share memory there", "mount -t tmpfs tmpfs /dev/shm"
         )
 
@@ -219,12 +217,12 @@ def _space(space: HostSpace) -> Diagnosis:
     message = f"{space.path}: {size(space.free_bytes)} of {size(space.total_bytes)} free"
     shm_fix = "mount -o remount,size=8g /dev/shm; in a container --shm-size 8g"
     if not space.is_writable:
-        return _problem(what, f"{space.path} cannot be written", "--runs-dir DIR: the same path on each host")
+        return found_problem(what, f"{space.path} cannot be written", "--runs-dir DIR: the same path on each host")
     if space.free_bytes < _GIB:
-        return _problem(what, message, shm_fix if is_shm else "free some, or --runs-dir DIR")
+        return found_problem(what, message, shm_fix if is_shm else "free some, or --runs-dir DIR")
     if not is_shm and space.free_bytes < 10 * _GIB:
-        return _note(what, message, "free some, or --runs-dir DIR")
-    return _ok(what, message)
+        return found_note(what, message, "free some, or --runs-dir DIR")
+    return found_ok(what, message)
 
 
 _ALWAYS: tuple[Callable[[HostFacts], Iterator[Diagnosis]], ...] = (
@@ -257,11 +255,11 @@ def diagnose_together(hosts: Sequence[Asked]) -> Iterator[Diagnosis]:
         if abs(ahead_s) > _CLOCK_S + each.unsure_s:
             way = "ahead of" if ahead_s > 0 else "behind"
             message = f"{each.name}: {abs(ahead_s):.1f} s {way} this machine"
-            yield _note("clock", message, "chronyd or systemd-timesyncd on both: records are put in order by time")
+            yield found_note("clock", message, "chronyd or systemd-timesyncd on both: records are put in order by time")
     if known and not any(abs(each.ahead_s or 0.0) > _CLOCK_S + each.unsure_s for each in known):
         most = max(abs(each.ahead_s or 0.0) for each in known)
         unsure = max(each.unsure_s for each in known)
-        yield _ok("clock", f"within {most:.2f} s of this machine (measured to {unsure:.2f} s)")
+        yield found_ok("clock", f"within {most:.2f} s of this machine (measured to {unsure:.2f} s)")
 
 
 def _mtu_of(host: HostFacts) -> int | None:
@@ -282,4 +280,4 @@ def _same(what: str, values: dict[str, str], *, must: bool = False) -> Iterator[
         "torch": "one version on all hosts: messages between different ones are not promised to fit",
         "MTU": "one MTU on all hosts and on the switch: large messages are lost in between otherwise",
     }
-    yield (_problem if must or what == "MTU" else _note)(what, message, fixes[what])
+    yield (found_problem if must or what == "MTU" else found_note)(what, message, fixes[what])
