@@ -64,6 +64,7 @@ class Agreement:
     def send(self, *values: float) -> None:
         """Contribute numbers of this rank, its request to stop if it has one, and whether it has trouble."""
         assert self._work is None, "the last message was not received"
+        assert not self._carried, "one travels with the gradients, and was not received"
         self._message = torch.tensor([*self._head(), *values], dtype=torch.float64)
         self._work = dist.all_reduce(self._message, async_op=True)
 
